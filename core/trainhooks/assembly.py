@@ -1,0 +1,285 @@
+"""From what is installed, configured and given to the plugins of one trainer: each built once, with its options."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import weakref
+from dataclasses import dataclass, field
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from .discovery import Found, PluginRecord, find_plugins, refuse_rivals, select, unmatched_blocks
+from .errors import OptionError, PluginError, PluginImportError, PluginValidationError, UsageError
+from .manager import Plugin, plugin_name
+from .options import Given, convert, parameters, validated
+from .validation import POLICIES, hook_functions
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from .config import Config
+    from .manager import PluginManager
+    from .trainer import Trainer
+
+log = logging.getLogger("trainhooks")
+
+_OWNER = "_trainhooks_owner"
+
+
+@dataclass
+class Assembly:
+    """Builds plugins and registers them with a manager.
+
+    Args:
+        manager: Where they go.
+        config: Options and choices.
+        objects: What the user handed to ``Trainer``: modules, instances, classes.
+        project: The loaded project file.
+        skip_failed: Go on without plugins that are broken, with one warning each.
+    """
+
+    manager: PluginManager
+    config: Config
+    objects: Sequence[Any] = ()
+    project: ModuleType | None = None
+    skip_failed: bool = False
+    records: list[PluginRecord] = field(default_factory=list)
+    _used: set[str] = field(default_factory=set)
+    _failures: list[PluginError] = field(default_factory=list)
+
+    def register(self) -> None:
+        """Build and register every plugin that takes part.
+
+        Raises:
+            UsageError: Options or names are wrong.
+            PluginError: A plugin is broken, and ``skip_failed`` is off.
+        """
+        found = find_plugins()
+        given = [("object", one) for one in self.objects]
+        if self.project is not None:
+            given += [("project", self.project), *(("project", one) for one in _listed(self.project))]
+        names = frozenset(self._name(one, found) for _, one in given)
+        self.records = select(found, self.config, names)
+        for sentence in unmatched_blocks(found, self.config, names):
+            log.warning(sentence)
+        out = {choice.name for choice in self.config.choices if not choice.wanted}
+
+        plugins: dict[str, Plugin] = {}
+        seen: list[object] = []
+        for index, (source, one) in enumerate(given):
+            name = self._name(one, found)
+            if name in out or any(one is other for other in seen):
+                continue
+            seen.append(one)
+            name = _free(name, plugins)
+            built = self._build(name, one, source, index, f"plugin {name!r}", origin=_match(one, found))
+            if built is not None:
+                plugins[name] = built
+        for index, record in enumerate(self.records):
+            if record.state == "active" and record.name not in plugins:
+                refuse_rivals(record)
+                loaded = self._load(record, index, plugins)
+                if loaded is not None:
+                    plugins[loaded.name] = loaded
+        self._check_options(plugins, out)
+        self._add(list(plugins.values()))
+        self._check_requirements()
+
+    def _name(self, one: object, found: Iterable[Found]) -> str:
+        if one is self.project:
+            return str(getattr(one, "__file__", "trainconf")).rpartition("/")[2].removesuffix(".py")
+        match = _match(one, found)
+        return match.name if match is not None else plugin_name(one)
+
+    def _load(self, record: PluginRecord, index: int, plugins: dict[str, Plugin]) -> Plugin | None:
+        try:
+            if record.found is not None:
+                name, thing = record.name, record.found.load()
+                source = "built-in" if record.found.built_in else "installed"
+                who = f"plugin {name!r} ({record.found.distribution} {record.found.version})"
+            else:
+                thing = load_reference(record.name)
+                name, source = _free(plugin_name(thing), plugins), "object"
+                who = f"plugin {name!r} (-p {record.name})"
+        except PluginImportError as error:
+            self._failed(error, record)
+            return None
+        return self._build(name, thing, source, index, who, origin=record.found, record=record)
+
+    def _build(
+        self,
+        name: str,
+        thing: Any,
+        source: str,
+        index: int,
+        who: str,
+        origin: Found | None = None,
+        record: PluginRecord | None = None,
+    ) -> Plugin | None:
+        """Make a plugin of a module, an instance, or a class or factory with options."""
+        options = dict(self.config.plugins.get(name, {}))
+        self._used.add(name)
+        on_error = options.pop("on_error", None) if "on_error" not in _factory_options(thing) else None
+        try:
+            if inspect.isclass(thing) or inspect.isfunction(thing):
+                thing, values = _made(thing, options, who)
+            elif options:
+                first = next(iter(options.values()))
+                message = f"{who} was built by hand and also has options in {first.origin}; configure it in one place"
+                raise UsageError(message)
+            else:
+                values = {}
+            if thing is None or isinstance(thing, str | int | float | list | dict | tuple):
+                raise PluginValidationError(who, [f"{thing!r} is no plugin; give a module, a class or an instance"])
+        except PluginError as error:
+            self._failed(error, record)
+            return None
+        policy = _policy(on_error, who) or str(getattr(thing, "on_error", "raise"))
+        return Plugin(
+            name,
+            thing,
+            source,
+            index if source in ("object", "project") else 0,
+            origin.distribution if origin else None,
+            origin.version if origin else None,
+            values,
+            policy,
+        )
+
+    def _add(self, plugins: list[Plugin]) -> None:
+        """Register everything at once; on faults, say all of them or leave the broken ones out."""
+        good = []
+        for plugin in plugins:
+            try:
+                self.manager.check(plugin)
+                good.append(plugin)
+            except PluginValidationError as error:
+                record = next((one for one in self.records if one.name == plugin.name), None)
+                self._failed(error, record)
+        if self._failures and not self.skip_failed:
+            if len(self._failures) == 1:
+                raise self._failures[0]
+            raise PluginError("\n".join(str(one) for one in self._failures)) from self._failures[0]
+        for failure in self._failures:
+            log.warning("going on without a broken plugin: %s", failure)
+        self.manager.add(*good)
+
+    def _failed(self, error: PluginError, record: PluginRecord | None) -> None:
+        self._failures.append(error)
+        if record is not None:
+            record.state, record.reason = "failed", str(error).splitlines()[0]
+
+    def _check_options(self, plugins: dict[str, Plugin], out: set[str]) -> None:
+        """Refuse options of plugins that do not take part, unless they were taken out on purpose."""
+        failed = {record.name for record in self.records if record.state == "failed"}
+        for name, options in self.config.plugins.items():
+            if name not in self._used | failed and name.partition("@")[0] not in out and name not in plugins:
+                origin = next(iter(options.values())).origin if options else "the configuration"
+                message = f"options of plugin {name!r} in {origin}, but no such plugin takes part in this run"
+                raise UsageError(message)
+
+    def _check_requirements(self) -> None:
+        """Refuse a plugin whose ``requires`` names one that was taken out."""
+        out = {choice.name: choice for choice in self.config.choices if not choice.wanted}
+        for plugin in self.manager.plugins.values():
+            for needed in getattr(plugin.object, "requires", ()):
+                if needed in out and needed not in self.manager.plugins:
+                    options = self.config.plugins.get(plugin.name, {})
+                    because = next(iter(options.values())).origin if options else "its options"
+                    message = (
+                        f"{plugin} needs plugin {needed!r}, as asked for in {because}, but {out[needed].origin} takes it out"
+                    )
+                    raise UsageError(message)
+
+
+def claim(plugin: Plugin, trainer: Trainer) -> None:
+    """Refuse an object that keeps state or resources and already serves another trainer."""
+    thing = plugin.object
+    if isinstance(thing, ModuleType) or plugin.source not in ("object", "project"):
+        return
+    keeps = hasattr(thing, "state_dict") or any(name in ("setup", "teardown") for name, _, _ in hook_functions(thing))
+    owner = getattr(thing, _OWNER, None)
+    if keeps and owner is not None and owner() is not trainer:
+        message = (
+            f"{plugin} is an object that already served another Trainer; its state would leak from one run into the other: "
+            f"make a new one, or give the class {type(thing).__name__} instead, which is instantiated for each Trainer"
+        )
+        raise UsageError(message)
+    try:
+        setattr(thing, _OWNER, weakref.ref(trainer))
+    except AttributeError:  # __slots__
+        return
+
+
+def load_reference(reference: str) -> Any:
+    """Import ``module`` or ``module:attribute`` that was named on the command line.
+
+    Raises:
+        PluginImportError: It cannot be imported or has no such attribute.
+    """
+    module, _, attribute = reference.partition(":")
+    try:
+        thing: Any = import_module(module)
+        for part in filter(None, attribute.split(".")):
+            thing = getattr(thing, part)
+    except (Exception, SystemExit) as error:
+        message = f"{reference!r} cannot be imported: {type(error).__name__}: {error}"
+        raise PluginImportError(message) from error
+    return thing
+
+
+def _made(factory: Callable[..., Any], options: dict[str, Given], who: str) -> tuple[Any, dict[str, Any]]:
+    """Call a class or factory with validated options."""
+    plain = who.split("'")[1] if "'" in who else who
+    values = validated(factory, options, who, f"`trainhooks plugins --options {plain}` lists them")
+    try:
+        return factory(**values), values
+    except (ValueError, TypeError) as error:
+        places = ", ".join(sorted({one.origin for one in options.values()})) or "its defaults"
+        message = f"{who}: {error} (in {places})"
+        raise OptionError(message) from error
+    except Exception as error:
+        message = f"{who}: cannot be built: {type(error).__name__}: {error}"
+        raise PluginImportError(message) from error
+
+
+def _factory_options(thing: Any) -> dict[str, Any]:
+    return dict(parameters(thing)) if inspect.isclass(thing) or inspect.isfunction(thing) else {}
+
+
+def _policy(given: Given | None, who: str) -> str | None:
+    if given is None:
+        return None
+    value = str(convert(given, str))
+    if value not in POLICIES:
+        message = f"{who}: option 'on_error' in {given.origin}: must be 'raise' or 'disable', not {value!r}"
+        raise OptionError(message)
+    return value
+
+
+def _match(one: object, found: Iterable[Found]) -> Found | None:
+    """Return the entry point that leads to an object's class or to a module, without importing it."""
+    if isinstance(one, ModuleType):
+        value = one.__name__
+    else:
+        cls = one if inspect.isclass(one) else type(one)
+        value = f"{cls.__module__}:{cls.__qualname__}"
+    return next((point for point in found if point.value == value), None)
+
+
+def _listed(project: ModuleType) -> list[Any]:
+    listed = getattr(project, "plugins", [])
+    if not isinstance(listed, list | tuple):
+        message = f"{project.__file__}: 'plugins' must be a list, not {listed!r}"
+        raise UsageError(message)
+    return list(listed)
+
+
+def _free(name: str, taken: dict[str, Plugin]) -> str:
+    number, free = 1, name
+    while free in taken:
+        number += 1
+        free = f"{name}@{number}"
+    return free

@@ -1,0 +1,89 @@
+"""Which plugin an exception came from, worked out from its traceback when it leaves: nothing is paid while nothing fails."""
+
+from __future__ import annotations
+
+import inspect
+from typing import TYPE_CHECKING
+
+from . import guards
+from .errors import add_note
+from .hookspecs import ONE_BY_ONE
+from .manager import ENGINE
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+    from .manager import Implementation, PluginManager
+
+_MARK = "raised in "
+_GUARDS = inspect.getfile(guards)
+
+
+def note_origin(exception: BaseException, manager: PluginManager, step: int, origin: Implementation | None = None) -> None:
+    """Add a note that names the plugin, its distribution and version, the hook, the step, and how to go on without it.
+
+    Args:
+        exception: What is about to leave the run; keeps its type and traceback.
+        manager: Whose plugins are looked for.
+        step: Index of the running step.
+        origin: The implementation, where the caller knows it.
+    """
+    if any(note.startswith(_MARK) for note in getattr(exception, "__notes__", ())):
+        return
+    found = origin or find_origin(exception, manager)
+    if found is None or found.plugin.name == ENGINE:
+        return
+    plugin = found.plugin
+    advice = {
+        "object": f"leave it out of Trainer(plugins=...) or call trainer.unregister({plugin.name!r}) to go on without it",
+        "project": f"rerun with -p no:{plugin.name} to go on without the project file",
+    }.get(plugin.source, f"rerun with -p no:{plugin.name} to go on without it")
+    add_note(exception, f"{_MARK}{found.hook}() of {plugin} at step {step}; {advice}")
+
+
+def find_origin(exception: BaseException, manager: PluginManager) -> Implementation | None:
+    """Return the innermost hook implementation in the traceback, the engine's own included."""
+    by_code: dict[CodeType, list[Implementation]] = {}
+    for hook in vars(manager.hooks).keys() | ONE_BY_ONE:
+        for implementation in manager.implementations(hook):
+            for code in _codes(implementation):
+                by_code.setdefault(code, []).append(implementation)
+
+    found: Implementation | None = None
+    traceback = exception.__traceback__
+    while traceback is not None:
+        candidates = by_code.get(traceback.tb_frame.f_code)
+        if candidates:
+            found = _owner(candidates, traceback.tb_frame)
+        traceback = traceback.tb_next
+    if isinstance(exception, RuntimeError) and "wrap_controller at" in str(exception):
+        found = _misbehaving_wrapper(str(exception), by_code) or found
+    return found
+
+
+def _codes(implementation: Implementation) -> list[CodeType]:
+    """Return the code objects of a function and of what it decorates."""
+    codes = []
+    function = implementation.function
+    while function is not None:
+        code = getattr(getattr(function, "__func__", function), "__code__", None)
+        if code is not None and code.co_filename != _GUARDS:
+            codes.append(code)
+        function = getattr(function, "__wrapped__", None)  # type: ignore[assignment]
+    return codes
+
+
+def _owner(candidates: list[Implementation], frame: FrameType) -> Implementation:
+    """Tell two instances of one class apart by the ``self`` of the frame."""
+    if len(candidates) > 1 and frame.f_code.co_argcount:
+        owner = frame.f_locals.get(frame.f_code.co_varnames[0])
+        return next((i for i in candidates if i.plugin.object is owner), candidates[0])
+    return candidates[0]
+
+
+def _misbehaving_wrapper(message: str, by_code: dict[CodeType, list[Implementation]]) -> Implementation | None:
+    """Find the wrapper that pluggy complains of; its frame is gone, its place is in pluggy's message."""
+    for code, implementations in by_code.items():
+        if f"{code.co_filename}:{code.co_firstlineno} " in message:
+            return implementations[0]
+    return None

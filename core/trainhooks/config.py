@@ -1,0 +1,260 @@
+"""The layers of settings, and where each value came from.
+
+From weakest to strongest: ``pyproject.toml`` (``[tool.trainhooks]``), ``trainhooks.toml``, arguments of ``Trainer``, the
+environment, the command line.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .errors import OptionError, UsageError
+from .options import Given
+from .validation import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_KEYS = ("enable", "disable", "autoload", "train", "plugins")
+_OFF = ("", "0", "false", "no")
+
+#: How strong a choice of plugins is, by where it was made.
+FILE, PYTHON, ENVIRONMENT, COMMAND_LINE = range(4)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One word on whether a plugin takes part.
+
+    Args:
+        name: A plugin or distribution name, or ``module:attribute``.
+        wanted: Whether it is to be active.
+        origin: Where that was said.
+        strength: ``FILE`` to ``COMMAND_LINE``.
+    """
+
+    name: str
+    wanted: bool
+    origin: str
+    strength: int
+
+
+@dataclass
+class Config:
+    """Everything that was configured, in one place.
+
+    Args:
+        settings: Of the run, by name.
+        plugins: Options by plugin (``checkpoint@best`` for a second instance) and option name.
+        choices: Which plugins to use, weakest first.
+        autoload: Whether installed plugins are active without being named, or the names of those that are.
+    """
+
+    settings: dict[str, Given] = field(default_factory=dict)
+    plugins: dict[str, dict[str, Given]] = field(default_factory=dict)
+    choices: list[Choice] = field(default_factory=list)
+    autoload: Given = field(default_factory=lambda: Given(True, "the default"))
+
+    @classmethod
+    def read(cls, place: Path) -> Config:
+        """Read a file, or ``pyproject.toml`` and ``trainhooks.toml`` of a directory.
+
+        Raises:
+            UsageError: A file that cannot be read or has keys that do not exist.
+        """
+        config = cls()
+        if place.is_dir():
+            for name in ("pyproject.toml", "trainhooks.toml"):
+                if (place / name).is_file():
+                    config.add_file(place / name)
+        elif place.is_file():
+            config.add_file(place)
+        else:
+            message = f"no configuration at {place}: neither a file nor a directory"
+            raise UsageError(message)
+        return config
+
+    def add_file(self, path: Path) -> None:
+        """Add a TOML file: ``[tool.trainhooks]``, or the same tables at the top of ``trainhooks.toml``."""
+        try:
+            text = path.read_text(encoding="utf-8")
+            content = tomllib.loads(text)
+        except (OSError, UnicodeDecodeError) as error:
+            message = f"cannot read {path}: {error}"
+            raise UsageError(message) from None
+        except tomllib.TOMLDecodeError as error:
+            line = re.search(r"at line (\d+)", str(error))
+            message = f"{path}{':' + line[1] if line else ''}: not valid TOML: {error}"
+            raise UsageError(message) from None
+        table = content.get("tool", {}).get("trainhooks")
+        prefix: tuple[str, ...] = ("tool", "trainhooks")
+        if table is None and path.name != "pyproject.toml" and "tool" not in content:
+            table, prefix = content, ()
+        self._add_table(table or {}, _Origins(path, text, prefix))
+
+    def _add_table(self, table: Mapping[str, Any], origins: _Origins) -> None:
+        for key in table:
+            if key not in _KEYS:
+                raise OptionError(
+                    f"unknown key {key!r} in {origins.of((), key)}{suggestion(key, _KEYS)}; there are {', '.join(_KEYS)}"
+                )
+        if "autoload" in table:
+            self.autoload = Given(table["autoload"], origins.of((), "autoload"))
+            _check_autoload(self.autoload)
+        for key, wanted in (("enable", True), ("disable", False)):
+            names = table.get(key, [])
+            if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+                raise OptionError(f"{key!r} in {origins.of((), key)} must be a list of plugin names, not {names!r}")
+            self.choices += [Choice(name, wanted, origins.of((), key), FILE) for name in names]
+        for name, value in _table(table, "train", origins).items():
+            self.settings[name] = Given(value, origins.of(("train",), name))
+        for plugin, options in _table(table, "plugins", origins).items():
+            if not isinstance(options, dict):
+                raise OptionError(f"{plugin!r} in {origins.of(('plugins',), plugin)} must be a table, not {options!r}")
+            self.choices.append(Choice(plugin, True, origins.of(("plugins", plugin), None), FILE - 1))
+            known = self.plugins.setdefault(plugin, {})
+            known.update({name: Given(value, origins.of(("plugins", plugin), name)) for name, value in options.items()})
+
+    def add_python(
+        self, settings: Mapping[str, Any], options: Mapping[str, Mapping[str, Any]], *, autoload: bool | list[str] = True
+    ) -> None:
+        """Add the arguments of ``Trainer``; those that are ``None`` were not given."""
+        self.settings.update(
+            {name: Given(value, f"Trainer({name}=...)") for name, value in settings.items() if value is not None}
+        )
+        for plugin, values in options.items():
+            origin = f"Trainer(options={{{plugin!r}: ...}})"
+            self.choices.append(Choice(plugin, True, origin, PYTHON))
+            self.plugins.setdefault(plugin, {}).update({name: Given(value, origin) for name, value in values.items()})
+        if autoload is not True:
+            self.autoload = Given(autoload, "Trainer(autoload=...)")
+            _check_autoload(self.autoload)
+
+    def add_environment(self, environment: Mapping[str, str] = os.environ) -> None:
+        """Add ``TRAINHOOKS_PLUGINS`` and ``TRAINHOOKS_DISABLE_AUTOLOAD``."""
+        if environment.get("TRAINHOOKS_DISABLE_AUTOLOAD", "").lower() not in _OFF:
+            self.autoload = Given(False, "TRAINHOOKS_DISABLE_AUTOLOAD")
+        words = environment.get("TRAINHOOKS_PLUGINS", "").split(",")
+        self.choose((word.strip() for word in words), "TRAINHOOKS_PLUGINS", ENVIRONMENT)
+
+    def add_command_line(self, plugins: Iterable[str] = (), options: Iterable[str] = (), settings: Iterable[str] = ()) -> None:
+        """Add ``-p NAME`` / ``-p no:NAME``, ``-o NAME.key=value`` and ``--set key=value``."""
+        self.choose(plugins, "-p", COMMAND_LINE)
+        for word in options:
+            target, equals, text = word.partition("=")
+            plugin, dot, name = target.rpartition(".")
+            if not (equals and dot and plugin and name):
+                message = f"-o {word}: write it as PLUGIN.KEY=VALUE"
+                raise UsageError(message)
+            self.choices.append(Choice(plugin, True, f"-o {word}", COMMAND_LINE))
+            self.plugins.setdefault(plugin, {})[name] = _typed(text, f"-o {word}")
+        for word in settings:
+            name, equals, text = word.partition("=")
+            if not (equals and name):
+                message = f"--set {word}: write it as KEY=VALUE"
+                raise UsageError(message)
+            self.settings[name] = _typed(text, f"--set {word}")
+
+    def choose(self, words: Iterable[str], origin: str, strength: int) -> None:
+        """Add words of the form ``NAME`` and ``no:NAME``."""
+        for word in words:
+            if word:
+                name = word.removeprefix("no:")
+                self.choices.append(Choice(name, name == word, f"{origin} {word}", strength))
+
+    def under(self, stronger: Config) -> Config:
+        """Return this with ``stronger`` on top of it."""
+        plugins = {name: dict(options) for name, options in self.plugins.items()}
+        for name, options in stronger.plugins.items():
+            plugins.setdefault(name, {}).update(options)
+        autoload = stronger.autoload if stronger.autoload.value is not True else self.autoload
+        return Config({**self.settings, **stronger.settings}, plugins, [*self.choices, *stronger.choices], autoload)
+
+    def check_contradictions(self) -> None:
+        """Refuse a plugin that the command line both takes out and configures or names.
+
+        Raises:
+            UsageError: With both words.
+        """
+        for strength in (ENVIRONMENT, COMMAND_LINE):
+            words = [choice for choice in self.choices if choice.strength == strength]
+            for out in (choice for choice in words if not choice.wanted):
+                for other in words:
+                    if other.wanted and other.name.partition("@")[0] == out.name:
+                        message = f"{out.origin} takes plugin {out.name!r} out, but {other.origin} asks for it; drop one"
+                        raise UsageError(message)
+
+
+class _Origins:
+    """Finds the line of a key in a TOML file."""
+
+    def __init__(self, path: Path, text: str, prefix: tuple[str, ...]) -> None:
+        self._path = path
+        self._lines = text.splitlines()
+        self._prefix = prefix
+
+    def of(self, table: tuple[str, ...], key: str | None) -> str:
+        """Return ``[table] of file:line``, the line of the table's header where the key's own is not found."""
+        full = (*self._prefix, *table)
+        line = self._line(full, key)
+        header = f"[{'.'.join(_quoted(part) for part in full)}] of " if full else ""
+        return f"{header}{self._path.name}{f':{line}' if line else ''}"
+
+    def _line(self, table: tuple[str, ...], key: str | None) -> int | None:
+        current: tuple[str, ...] = ()
+        found = None
+        for number, line in enumerate(self._lines, 1):
+            if line.lstrip().startswith("["):
+                current = _header(line)
+                if current == table or (key is not None and current == (*table, key)):
+                    found = found or number
+            elif key is not None and current == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
+                return number
+        return found
+
+
+def _header(line: str) -> tuple[str, ...]:
+    try:
+        inner: Any = tomllib.loads(line)
+    except tomllib.TOMLDecodeError:
+        return ()
+    path = []
+    while isinstance(inner, dict) and inner:
+        path.append(next(iter(inner)))
+        inner = inner[path[-1]]
+    return tuple(path)
+
+
+def _quoted(part: str) -> str:
+    return part if re.fullmatch(r"[\w-]+", part) else f'"{part}"'
+
+
+def _table(table: Mapping[str, Any], key: str, origins: _Origins) -> dict[str, Any]:
+    value = table.get(key, {})
+    if not isinstance(value, dict):
+        raise OptionError(f"{key!r} in {origins.of((), key)} must be a table, not {value!r}")
+    return value
+
+
+def _typed(text: str, origin: str) -> Given:
+    """Read a value as TOML would; a bare word is text."""
+    try:
+        return Given(tomllib.loads(f"value = {text}")["value"], origin, text)
+    except (tomllib.TOMLDecodeError, KeyError):
+        return Given(text, origin, text)
+
+
+def _check_autoload(given: Given) -> None:
+    value = given.value
+    if not isinstance(value, bool) and not (isinstance(value, list) and all(isinstance(name, str) for name in value)):
+        raise OptionError(f"'autoload' in {given.origin} must be true, false or a list of plugin names, not {value!r}")

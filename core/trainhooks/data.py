@@ -1,0 +1,140 @@
+"""Batches: reading a loader for one epoch, moving a batch to a device, its size, and calling a model with it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence, Sized
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .errors import DataError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from torch import nn
+
+    from .types import Batch
+
+_END = object()
+
+
+class LookAhead(Iterator[Any]):
+    """Iterates a loader without length; asked whether a batch is the last, it fetches one more.
+
+    Only then: a loader may depend on the model as it is now.
+    """
+
+    def __init__(self, batches: Iterable[Batch]) -> None:
+        self._iterator = iter(batches)
+        self._next: Any = None
+        self._fetched = False
+
+    def __next__(self) -> Batch:
+        batch = self._next if self._fetched else next(self._iterator, _END)
+        self._next, self._fetched = None, False
+        if batch is _END:
+            raise StopIteration
+        return batch
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether no batch is left."""
+        if not self._fetched:
+            self._next, self._fetched = next(self._iterator, _END), True
+        return self._next is _END
+
+
+def length_of(loader: object) -> int | None:
+    """Return the number of batches of a loader, or ``None`` if it does not know."""
+    if not isinstance(loader, Sized):
+        return None
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):  # a DataLoader over an IterableDataset has __len__ but no length
+        return None
+
+
+def read_epoch(loader: Iterable[Batch], length: int | None, skip: int = 0) -> Iterator[Batch]:
+    """Iterate one epoch of ``loader``: ``length`` batches at most, without the first ``skip``.
+
+    An iterator of its own (a generator) goes on where the last epoch ended.
+    """
+    if length is None:
+        batches: Iterator[Batch] = LookAhead(loader)
+    else:
+        batches = islice(loader, length)
+    for _ in range(skip):
+        if next(batches, _END) is _END:
+            break
+    return batches
+
+
+def no_batches(loader: object, what: str) -> DataError:
+    """Return an error that says why a loader may be empty: the dataset's length, the batch size, ``drop_last``."""
+    facts = [f"loader {type(loader).__name__}"]
+    dataset = getattr(loader, "dataset", None)
+    size = length_of(dataset) if dataset is not None else None
+    if size is not None:
+        facts.append(f"dataset of {size} samples")
+    known = {name: getattr(loader, name, None) for name in ("batch_size", "drop_last")}
+    facts += [f"{name}={value}" for name, value in known.items() if value is not None]
+    hint = ""
+    if isinstance(loader, Iterator):
+        hint = "; a generator can be read once only, give an iterable that starts anew"
+    elif size and getattr(loader, "drop_last", False):
+        hint = "; use a smaller batch or drop_last=False"
+    return DataError(f"{what}: no batches ({', '.join(facts)}){hint}")
+
+
+def to_device(batch: Batch, device: torch.device) -> Batch:
+    """Return ``batch`` with every tensor on ``device``; what is there already is neither copied nor rebuilt."""
+    kind = type(batch)
+    if kind is tuple or kind is list:
+        for item in batch:
+            if type(item) is not torch.Tensor or item.device != device:
+                return kind([to_device(item, device) for item in batch])
+        return batch
+    if isinstance(batch, torch.Tensor):
+        if batch.device == device:
+            return batch
+        return batch.to(device, non_blocking=batch.device.type == "cpu" and batch.is_pinned())
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return kind(*(to_device(item, device) for item in batch))
+    if callable(getattr(batch, "to", None)):
+        return batch.to(device)
+    if isinstance(batch, Mapping):
+        moved = {key: to_device(value, device) for key, value in batch.items()}
+        return moved if kind is dict or not isinstance(batch, dict) else _like(batch, moved)
+    return batch
+
+
+def _like(batch: dict[Any, Any], moved: dict[Any, Any]) -> Any:
+    """Keep the type of a mapping that is a dict of its own kind."""
+    copy = batch.copy()
+    copy.update(moved)
+    return copy
+
+
+def batch_size(batch: Batch) -> int:
+    """Return the length of the first tensor's first dimension, or of a plain sequence; 1 where neither is found."""
+    kind = type(batch)
+    first = batch[0] if (kind is tuple or kind is list) and batch else batch
+    if isinstance(first, torch.Tensor):
+        return first.shape[0] if first.ndim else 1
+    if isinstance(first, Mapping):
+        tensors = (value for value in first.values() if isinstance(value, torch.Tensor) and value.ndim)
+        return next((tensor.shape[0] for tensor in tensors), 1)
+    if first is not batch:
+        return batch_size(first) if isinstance(first, tuple | list) else len(batch)
+    return 1
+
+
+def call_model(model: nn.Module, batch: Batch) -> Any:
+    """Call ``model`` with a batch: ``**`` for a mapping, ``*`` for a tuple or list, else as its only argument."""
+    if isinstance(batch, Mapping):
+        return model(**batch)
+    if isinstance(batch, Sequence) and not isinstance(batch, str):
+        return model(*batch)
+    return model(batch)

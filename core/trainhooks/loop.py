@@ -1,0 +1,244 @@
+"""The engine's own training: the last implementation of each stage, so that any plugin can wrap or replace it.
+
+train: while no limit is reached
+    before_epoch
+    train_epoch: for each batch
+        prepare_batch, before_step, update_due
+        train_step: compute_loss, scale_loss, backward
+                    [gradients_ready, clip_gradients, optimizer_step, after_update]
+        after_step
+        [evaluate, save_checkpoint]
+    after_train_epoch, [evaluate], after_epoch, [save_checkpoint]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+
+from .data import batch_size, call_model, to_device
+from .errors import SkipEpoch, SkipStep, StageResultError, UsageError
+from .markers import hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from torch import nn, optim
+
+    from .trainer import Trainer
+    from .types import Batch, Output, StateDict
+
+
+@hookimpl(trylast=True)
+def train(trainer: Trainer) -> bool:
+    """Run epochs until a limit or a stop request is reached."""
+    hooks = trainer.hooks
+    trainer.serve_requests()  # what the checkpoint that we resume from still owes
+    while not trainer.done:
+        epoch = trainer.epoch
+        try:
+            if hooks.before_epoch is not None:
+                hooks.before_epoch(trainer=trainer, epoch=epoch)
+            complete = trainer.stop_reason is None and hooks.train_epoch(trainer=trainer, epoch=epoch)
+        except SkipEpoch:
+            complete = True
+        trainer.end_epoch(epoch, complete=complete)
+    return True
+
+
+@hookimpl(trylast=True)
+def train_epoch(trainer: Trainer, epoch: int) -> bool:
+    """Train on each batch; return whether the epoch is complete."""
+    hooks = trainer.hooks
+    for raw in trainer.open_epoch():
+        batch, begun = raw, False
+        try:
+            batch = hooks.prepare_batch(trainer=trainer, batch=raw)
+            begun = True
+            if hooks.before_step is not None:
+                hooks.before_step(trainer=trainer, batch=batch)
+            if trainer.stop_reason is not None:
+                return False
+            due = trainer._due = hooks.update_due(trainer=trainer, batch=batch) if hooks.decides_update else True
+            trainer._updated = trainer._optimizer_stepped = False
+            output = trainer._output = hooks.train_step(trainer=trainer, batch=batch, update_due=due)
+            if due and not trainer._optimizer_stepped:  # a train_step that updates in its own way
+                count_update(trainer)
+            if trainer._collecting or hooks.after_step is not None:
+                output = detached(output)
+                if trainer._collecting:
+                    trainer.bus.add_output(output, batch_size(batch))
+                if hooks.after_step is not None:
+                    hooks.after_step(trainer=trainer, batch=batch, output=output)
+        except SkipStep as skip:
+            trainer.drop_batch(batch, skip.reason, begun=begun)
+        else:
+            trainer.step += 1
+            trainer.batch_index += 1
+            trainer._due = None
+        if trainer.step >= trainer._attention_at and trainer.pay_attention():
+            return False
+    return trainer.close_epoch()
+
+
+@hookimpl(trylast=True)
+def train_step(trainer: Trainer, batch: Batch, update_due: bool) -> Output:
+    """Compute the loss and its gradients; update the parameters when that is due."""
+    hooks = trainer.hooks
+    if trainer.gradients_spent:
+        for optimizer in trainer.optimizers.values():
+            optimizer.zero_grad()
+        trainer.gradients_spent = False
+    loss = hooks.compute_loss(trainer=trainer, batch=batch)
+    if type(loss) is Tensor and loss.ndim == 0:
+        output: Output = {"loss": loss}
+    else:
+        loss, output = named_loss(loss)
+    if hooks.scales_loss:
+        loss = hooks.scale_loss(trainer=trainer, loss=loss, update_due=update_due)
+    hooks.backward(trainer=trainer, loss=loss, update_due=update_due)
+    if update_due:
+        if hooks.gradients_ready is not None:
+            hooks.gradients_ready(trainer=trainer)
+        if hooks.clip_gradients is not None:
+            hooks.clip_gradients(trainer=trainer)
+        trainer.gradients_spent = trainer._optimizer_stepped = True
+        if hooks.optimizer_step(trainer=trainer):
+            count_update(trainer)
+    return output
+
+
+def count_update(trainer: Trainer) -> None:
+    """Notify of an update, then count it."""
+    if trainer.hooks.after_update is not None:
+        trainer.hooks.after_update(trainer=trainer)
+    trainer.update += 1
+    trainer._updated = True
+    if trainer.update >= trainer._update_limit:
+        trainer._attention_at = 0
+
+
+@hookimpl(trylast=True)
+def prepare_batch(trainer: Trainer, batch: Batch) -> Batch:
+    """Move every tensor to the device."""
+    return to_device(batch, trainer.device)
+
+
+@hookimpl(trylast=True)
+def update_due(trainer: Trainer, batch: Batch) -> bool:
+    """Update after every step."""
+    return True
+
+
+@hookimpl(trylast=True)
+def compute_loss(trainer: Trainer, batch: Batch) -> Any:
+    """Apply the loss function to the model's output, or let the model compute it."""
+    if trainer.loss is None:
+        return call_model(trainer.model, batch)
+    if not isinstance(batch, tuple | list) or len(batch) < 2:  # noqa: PLR2004 - inputs and a target
+        message = (
+            f"loss= was given, so a batch must be (inputs..., target), not {type(batch).__name__}; implement compute_loss, "
+            "or let the model compute its loss and give no loss="
+        )
+        raise UsageError(message)
+    return trainer.loss(trainer.model(*batch[:-1]), batch[-1])
+
+
+def named_loss(result: Any) -> tuple[Tensor, Output]:
+    """Return the scalar to minimise and what ``train_step`` returns.
+
+    Accepts a scalar tensor, a mapping with ``"loss"`` or of losses to be summed, or an object with ``.loss``.
+
+    Raises:
+        UsageError: Anything else.
+    """
+    loss: Any
+    if isinstance(result, Tensor):
+        loss, others = result, None
+    elif isinstance(result, Mapping):
+        loss, others = result["loss"] if "loss" in result else sum(result.values()), result
+    else:
+        loss, others = getattr(result, "loss", None), None
+    if not isinstance(loss, Tensor) or loss.numel() != 1:
+        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
+        message = (
+            f"compute_loss gave {type(loss if loss is not None else result).__name__}{shape}; it must be a scalar tensor, "
+            "a mapping with 'loss' or of losses to be summed, or an object with .loss"
+        )
+        raise UsageError(message)
+    return loss, {**(others or {}), "loss": loss}
+
+
+def detached(output: Output) -> Output:
+    """Cut what leaves the step off from its graph, so that nobody who keeps it keeps the graph.
+
+    Raises:
+        StageResultError: ``train_step`` gave no mapping.
+    """
+    if not isinstance(output, Mapping):
+        message = f"train_step must return a mapping of named values such as {{'loss': loss}}, not {type(output).__name__}"
+        raise StageResultError(message)
+    return {name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()}
+
+
+@hookimpl(trylast=True)
+def scale_loss(trainer: Trainer, loss: Tensor, update_due: bool) -> Tensor:
+    """Leave the loss as it is."""
+    return loss
+
+
+@hookimpl(trylast=True)
+def backward(trainer: Trainer, loss: Tensor, update_due: bool) -> bool:
+    """Add the gradients to the parameters."""
+    loss.backward()  # type: ignore[no-untyped-call]
+    return True
+
+
+@hookimpl(trylast=True)
+def optimizer_step(trainer: Trainer) -> bool:
+    """Step every optimizer."""
+    for optimizer in trainer.optimizers.values():
+        optimizer.step()
+    return True
+
+
+@hookimpl(trylast=True)
+def make_model(trainer: Trainer) -> nn.Module:
+    """Ask for a model."""
+    message = "no model: pass it to Trainer(model) or implement make_model in trainconf.py"
+    raise UsageError(message)
+
+
+@hookimpl(trylast=True)
+def make_optimizer(trainer: Trainer) -> optim.Optimizer:
+    """Ask for an optimizer."""
+    message = "no optimizer: pass Trainer(optimizer=...) or implement make_optimizer in trainconf.py"
+    raise UsageError(message)
+
+
+@hookimpl(trylast=True)
+def make_loader(trainer: Trainer, split: str) -> Iterable[Batch]:
+    """Ask for a loader."""
+    known = ", ".join(trainer.loaders) or "none"
+    message = (
+        f"no loader for split {split!r} (given: {known}): pass Trainer(loaders={{{split!r}: ...}}) or implement "
+        "make_loader in trainconf.py"
+    )
+    raise UsageError(message)
+
+
+@hookimpl(trylast=True)
+def save_checkpoint(trainer: Trainer, path: Path, kind: str) -> Path:
+    """Ask for a plugin that can write."""
+    message = "no active plugin can write a checkpoint: enable the built-in one with -p checkpoint"
+    raise UsageError(message)
+
+
+@hookimpl(trylast=True)
+def load_checkpoint(trainer: Trainer, path: Path) -> StateDict:
+    """Ask for a plugin that can read it."""
+    message = f"no active plugin can read the checkpoint {path}: enable the built-in one with -p checkpoint"
+    raise UsageError(message)

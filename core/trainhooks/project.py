@@ -1,0 +1,56 @@
+"""The project file: one ``trainconf.py`` in the directory of the run, loaded from its path under a private module name."""
+
+from __future__ import annotations
+
+import hashlib
+import linecache
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from .errors import PluginImportError, UsageError
+
+PROJECT_FILE: Final = "trainconf.py"
+
+
+def load_project(path: Path) -> ModuleType:
+    """Run a project file as a module of its own; neither ``sys.path`` nor the name of the file matters.
+
+    Raises:
+        UsageError: There is no such file.
+        PluginImportError: It cannot be read or run; the message has path, line and the user's own frames only.
+    """
+    path = path.absolute()
+    if not path.exists():
+        message = f"no project file at {path}"
+        raise UsageError(message)
+    module = ModuleType(f"_trainhooks_project_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}")
+    module.__file__ = str(path)
+    try:
+        source = path.read_bytes()
+        code = compile(source, str(path), "exec", dont_inherit=True)
+        linecache.checkcache(str(path))
+        sys.modules[module.__name__] = module
+        exec(code, vars(module))  # noqa: S102 - the project file is code that the user asked to run
+    except (Exception, SystemExit) as error:
+        sys.modules.pop(module.__name__, None)
+        raise PluginImportError(_describe(path, error)) from error
+    return module
+
+
+def _describe(path: Path, error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return f"{path}:{error.lineno or 1}: {type(error).__name__}: {error.msg}"
+    if isinstance(error, OSError) and error.filename == str(path):
+        return f"{path}: cannot be read: {error.strerror}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _ours(frame.filename)]
+    line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), 1)
+    own = [frame for frame in frames if frame.filename == str(path) or "site-packages" not in frame.filename]
+    shown = "".join(traceback.format_list([frame for frame in own if not frame.filename.startswith("<frozen")])).rstrip()
+    return f"{path}:{line}: {type(error).__name__}: {error}" + (f"\n{shown}" if shown else "")
+
+
+def _ours(filename: str) -> bool:
+    return Path(filename).parent == Path(__file__).parent

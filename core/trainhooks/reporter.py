@@ -1,0 +1,125 @@
+"""The reporter thread: hands flushed metrics to the plugins that report them, so that none of them can slow training."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .metrics import Record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from .manager import PluginManager
+
+log = logging.getLogger("trainhooks")
+
+_CAPACITY = 10_000
+_BATCH = 500
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a reporter needs to know of a run; immutable, since reporters run on another thread.
+
+    Args:
+        name: Of the run folder, or of the run where there is none.
+        work_dir: Where the run writes, or ``None``.
+        settings: Of the run and its plugins, as plain values.
+        resumed_step: The step that the run was resumed from, or 0.
+        total_steps: Where it will end, or ``None`` while that is not known.
+    """
+
+    name: str
+    work_dir: Path | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    resumed_step: int = 0
+    total_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A file that was logged."""
+
+    path: Path
+    name: str
+    kind: str
+
+
+class Reporter:
+    """Feeds ``report_metrics`` and ``report_artifact`` from a bounded queue.
+
+    A full queue drops the newest records, counts them, and says so at the end. An error of a plugin whose policy is
+    ``"raise"`` is kept and raised in the training thread by ``check``.
+
+    Args:
+        manager: Whose plugins report.
+        run: Handed to each of them.
+    """
+
+    def __init__(self, manager: PluginManager, run: RunInfo) -> None:
+        self._manager = manager
+        self._run = run
+        self._queue: queue.Queue[Record | Artifact | None] = queue.Queue(_CAPACITY)
+        self._error: BaseException | None = None
+        self.dropped = 0
+        self._thread = threading.Thread(target=self._work, name="trainhooks-reporter", daemon=True)
+        self._thread.start()
+
+    def put(self, item: Record | Artifact) -> None:
+        """Queue one record or artifact; never waits."""
+        try:
+            self._queue.put_nowait(item)
+        except queue.Full:
+            self.dropped += 1
+
+    def check(self) -> None:
+        """Raise the error that a plugin left, once."""
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def close(self, timeout_s: float) -> None:
+        """Deliver what is queued, at most ``timeout_s`` seconds long, and report what was lost."""
+        try:
+            self._queue.put(None, timeout=timeout_s)
+        except queue.Full:
+            pass
+        else:
+            self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            log.warning("reporters did not finish within %g s; about %d records are lost", timeout_s, self._queue.qsize())
+        if self.dropped:
+            log.warning("reporters were too slow: %d records were dropped", self.dropped)
+
+    def _work(self) -> None:
+        while True:
+            items = self._take()
+            records = [item for item in items if isinstance(item, Record)]
+            if records:
+                self._deliver("report_metrics", {"run": self._run, "records": records})
+            for item in items:
+                if isinstance(item, Artifact):
+                    kwargs = {"run": self._run, "path": item.path, "name": item.name, "kind": item.kind}
+                    self._deliver("report_artifact", kwargs)
+            if items[-1] is None:
+                return
+
+    def _take(self) -> list[Record | Artifact | None]:
+        """Wait for one item and take what else is there, up to an end mark."""
+        items = [self._queue.get()]
+        while items[-1] is not None and len(items) < _BATCH:
+            try:
+                items.append(self._queue.get_nowait())
+            except queue.Empty:
+                break
+        return items
+
+    def _deliver(self, hook: str, kwargs: dict[str, Any]) -> None:
+        errors: list[BaseException] = []
+        self._manager.call_each(hook, list(self._manager.plugins.values()), kwargs, collect=errors)
+        self._error = self._error or next(iter(errors), None)

@@ -1,0 +1,270 @@
+"""One run, from set-up to teardown: what is guaranteed whatever happens in between."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .attribution import note_origin
+from .errors import UsageError, add_note
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from .manager import Plugin
+    from .state import Outcome
+    from .trainer import Trainer
+
+T = TypeVar("T")
+
+log = logging.getLogger("trainhooks")
+
+if sys.version_info < (3, 11):
+    from exceptiongroup import BaseExceptionGroup
+
+
+class Session:
+    """A run in progress.
+
+    ``setup`` and ``teardown`` are called plugin by plugin, so that exactly those that were set up are torn down. The
+    exception that ends a run is the object that was raised; errors of the clean-up are attached to it as notes.
+
+    Args:
+        trainer: Whose run it is.
+        training: Whether it trains; otherwise it evaluates or predicts, and writes nothing.
+        resume: A checkpoint, or ``"auto"``.
+    """
+
+    def __init__(self, trainer: Trainer, *, training: bool, resume: str | Path | None = None) -> None:
+        self.trainer = trainer
+        self.training = training
+        self.resume = resume
+        self.configuring = False
+        self.set_up = False
+        #: What was said once already.
+        self.said: set[str] = set()
+        self._started: list[Plugin] = []
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Set up, do ``work``, tear down; exceptions propagate afterwards."""
+        trainer = self.trainer
+        trainer.session = self
+        trainer.outcome = None
+        try:
+            try:
+                if self.training:
+                    self._check()
+                self._configure()
+                if self.training and not trainer.limited:
+                    message = (
+                        "no limit: give max_epochs, max_steps or max_updates (--set max_epochs=10), else training never ends"
+                    )
+                    raise UsageError(message)
+                if self.training and trainer.run_folder is not None:
+                    trainer.run_folder.open(resume=self.resume is not None, overwrite=trainer.overwrite)
+                trainer.build(training=self.training)
+                self._set_up()
+                result = work()
+            except BaseException as error:
+                self._fail(error)
+                raise
+            self._finish()
+            return result
+        finally:
+            trainer.session = None
+            self._started.clear()
+            del self.trainer  # a frame that a traceback holds must not hold the trainer through us
+
+    def train(self) -> None:
+        """Restore, then train between ``before_train`` and ``after_train``."""
+        trainer = self.trainer
+        path = self._resume_path()
+        if path is not None:
+            self._restore(path)
+        try:
+            if trainer.hooks.before_train is not None:
+                trainer.hooks.before_train(trainer=trainer)
+            trainer.hooks.train(trainer=trainer)
+        except BaseException as error:
+            trainer.outcome = self._outcome_of(error)
+            self._after_train(error)
+            raise
+        trainer.flush()
+        reason = trainer.stop_reason
+        trainer.outcome = trainer.make_outcome(*(("stopped", reason) if reason is not None else ("completed", self._limit())))
+        self._after_train(None)
+        trainer.outcome = trainer.make_outcome(trainer.outcome.status, trainer.outcome.reason)
+
+    def restored(self, checkpoint: str | Path | None, work: Callable[[], T]) -> T:
+        """Do ``work`` with a checkpoint's weights."""
+        if checkpoint is not None:
+            trainer = self.trainer
+            state = trainer.hooks.load_checkpoint(trainer=trainer, path=Path(checkpoint))
+            trainer.load_state_dict(state, weights_only=True)
+        return work()
+
+    # --- Plugins that come and go ---
+
+    def set_up_plugin(self, plugin: Plugin) -> None:
+        """Give one plugin its ``setup``; it will get its ``teardown``."""
+        self.trainer.manager.call_each("setup", [plugin], {"trainer": self.trainer})
+        if plugin.name not in self.trainer.manager.disabled:
+            self._started.append(plugin)
+
+    def tear_down_plugin(self, plugin: Plugin, outcome: Outcome) -> None:
+        """Give one plugin its ``teardown`` now, if it was set up."""
+        if plugin in self._started:
+            self._started.remove(plugin)
+            self.trainer.manager.call_each("teardown", [plugin], {"trainer": self.trainer, "outcome": outcome})
+
+    # --- Beginning ---
+
+    def _check(self) -> None:
+        """Refuse what cannot work before anything is made."""
+        trainer = self.trainer
+        if self.resume is not None:
+            self._check_resume()
+        if trainer.run_folder is not None:
+            trainer.run_folder.check(resume=self.resume is not None, overwrite=trainer.overwrite)
+
+    def _check_resume(self) -> None:
+        trainer = self.trainer
+        if not trainer.manager.has("load_checkpoint"):
+            out = next((one.origin for one in trainer.config.choices if not one.wanted and one.name == "checkpoint"), "")
+            because = f"; {out} takes the plugin 'checkpoint' out, drop one of the two" if out else ": enable 'checkpoint'"
+            message = f"resume={str(self.resume)!r} needs a plugin that reads checkpoints{because}"
+            raise UsageError(message)
+        if self.resume == "auto" and trainer.run_folder is None:
+            message = "resume='auto' needs a work_dir to look for checkpoints in; pass work_dir= or the checkpoint's path"
+            raise UsageError(message)
+
+    def _resume_path(self) -> Path | None:
+        """Return what to restore; for ``"auto"`` the folder of checkpoints, if there is anything in it."""
+        if self.resume is None:
+            return None
+        if self.resume != "auto":
+            return Path(self.resume)
+        folder = self.trainer.run_folder
+        assert folder is not None  # noqa: S101 - checked above
+        path = folder.path / "checkpoints"
+        if path.is_dir() and any(not entry.name.startswith(".") for entry in path.iterdir()):
+            return path
+        log.info("nothing to resume in %s: starting anew", folder.path)
+        return None
+
+    def _configure(self) -> None:
+        trainer = self.trainer
+        if trainer._configured:
+            return
+        self.configuring = True
+        trainer.manager.call_each("configure", list(trainer.manager.plugins.values()), {"trainer": trainer})
+        self.configuring = False
+        trainer._configured = True
+
+    def _set_up(self) -> None:
+        for plugin in list(self.trainer.manager.plugins.values()):
+            self.set_up_plugin(plugin)
+        self.set_up = True
+        self.trainer.open_reporter()
+
+    def _restore(self, path: Path) -> None:
+        trainer = self.trainer
+        state = trainer.hooks.load_checkpoint(trainer=trainer, path=path)
+        differences = lock_differences(state.get("plugin_lock", []), trainer.plugin_lock())
+        if differences and trainer.strict_plugins:
+            message = "the plugins differ from those of the checkpoint:\n  " + "\n  ".join(differences)
+            raise UsageError(message)
+        trainer.load_state_dict(state)
+        log.info("resumed from %s at step %d", path, trainer.step)
+        for difference in differences:
+            log.warning("resumed with other plugins than the checkpoint was made with: %s", difference)
+
+    # --- Ending ---
+
+    def _limit(self) -> str:
+        trainer = self.trainer
+        for name, count in (("max_steps", trainer.step), ("max_updates", trainer.update), ("max_epochs", trainer.epoch)):
+            limit = getattr(trainer, name)
+            if limit is not None and count >= limit:
+                return f"{name}={limit} reached"
+        return "train() ended"
+
+    def _outcome_of(self, error: BaseException) -> Outcome:
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        return self.trainer.make_outcome(status, f"{type(error).__name__}: {error}".rstrip(": "))  # type: ignore[arg-type]
+
+    def _after_train(self, error: BaseException | None) -> None:
+        errors: list[BaseException] = []
+        plugins = list(self.trainer.manager.plugins.values())
+        self.trainer.manager.call_each("after_train", plugins, {"trainer": self.trainer}, collect=errors)
+        self._settle(errors, error)
+
+    def _fail(self, error: BaseException) -> None:
+        """Tell everybody, close everything, and attach what went wrong on the way."""
+        trainer = self.trainer
+        note_origin(error, trainer.manager, trainer.step)
+        if trainer.outcome is None or trainer.outcome.status not in ("failed", "interrupted"):
+            trainer.outcome = self._outcome_of(error)
+        errors: list[BaseException] = []
+        plugins = list(trainer.manager.plugins.values())
+        trainer.manager.call_each("on_exception", plugins, {"trainer": trainer, "exception": error}, collect=errors)
+        self._close(errors)
+        self._settle(errors, error)
+
+    def _finish(self) -> None:
+        errors: list[BaseException] = []
+        if self.trainer.outcome is None:
+            self.trainer.outcome = self.trainer.make_outcome("completed", "")
+        self._close(errors)
+        self._settle(errors, None)
+
+    def _close(self, errors: list[BaseException]) -> None:
+        """Deliver what was logged, then tear down in reverse order, going on after errors."""
+        trainer = self.trainer
+        try:
+            trainer.close_reporter()
+        except BaseException as error:
+            errors.append(error)
+        started = self._started[::-1]
+        self._started.clear()
+        kwargs = {"trainer": trainer, "outcome": trainer.outcome}
+        trainer.manager.call_each("teardown", started, kwargs, collect=errors)
+
+    def _settle(self, errors: Sequence[BaseException], original: BaseException | None) -> None:
+        """Attach errors of the clean-up to the original, or raise them together if there is none."""
+        trainer = self.trainer
+        for error in errors:
+            note_origin(error, trainer.manager, trainer.step)
+        if original is not None:
+            for error in errors:
+                text = "".join(traceback.format_exception(error)).rstrip()
+                add_note(original, f"while cleaning up, another error was raised:\n{text}")
+        elif len(errors) == 1:
+            raise errors[0]
+        elif errors:
+            message = "several plugins failed while cleaning up"
+            raise BaseExceptionGroup(message, list(errors))
+
+
+def lock_differences(saved: Sequence[dict[str, Any]], present: Sequence[dict[str, Any]]) -> list[str]:
+    """Return a sentence for each difference between two plugin locks."""
+    before = {entry["name"]: entry for entry in saved}
+    now = {entry["name"]: entry for entry in present}
+    sentences = [f"{name!r} was active, now it is not" for name in before if name not in now]
+    sentences += [f"{name!r} is new" for name in now if name not in before]
+    for name in (name for name in before if name in now):
+        old, new = before[name], now[name]
+        for key in ("distribution", "version"):
+            if old[key] != new[key]:
+                sentences.append(f"{name!r}: {key} was {old[key]}, now {new[key]}")
+        for key in sorted(old["options"].keys() | new["options"].keys()):
+            was, given = old["options"].get(key, "its default"), new["options"].get(key, "its default")
+            if was != given:
+                sentences.append(f"{name!r}: option {key} saved {was}, given {given}, using {given}")
+    common = [name for name in before if name in now]
+    if common != [name for name in now if name in before]:
+        sentences.append(f"the order was {' → '.join(common)}, now {' → '.join(name for name in now if name in before)}")
+    return sentences

@@ -1,0 +1,86 @@
+"""Settings of a run: what they are, and what some of them mean."""
+
+from __future__ import annotations
+
+import random
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .config import PYTHON, Config
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of a run, as ``[tool.trainhooks.train]``, ``--set`` and ``Trainer(...)`` give them."""
+
+    max_epochs: int | None = None
+    max_steps: int | None = None
+    max_updates: int | None = None
+    steps_per_epoch: int | None = None
+    device: str = "auto"
+    seed: int | None = None
+    work_dir: Path | None = None
+    name: str | None = None
+    log_every_steps: int = 50
+    report_timeout_s: float = 60.0
+
+
+def pick_device(name: str) -> torch.device:
+    """Return the device of that name, with its index; ``"auto"`` is an accelerator where there is one, else the CPU.
+
+    Raises:
+        UsageError: torch knows no such device.
+    """
+    if name == "auto":
+        found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+        name = found.type if found is not None else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError as error:
+        message = f"device {name!r}: {str(error).splitlines()[0]}"
+        raise UsageError(message) from None
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    return device
+
+
+def seed_everything(seed: int) -> None:
+    """Seed torch, Python and, where it is loaded, NumPy."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
+
+
+def complete_config(
+    config: str | Path | Config | None,
+    settings: Mapping[str, Any],
+    options: Mapping[str, Mapping[str, Any]],
+    words: list[str],
+    *,
+    autoload: bool | list[str],
+) -> Config:
+    """Layer the arguments over a file; a ``Config`` from the command line is complete but for them."""
+    if isinstance(config, Config):
+        merged = Config()
+        merged.add_python(settings, options, autoload=autoload)
+        merged.choose(words, "Trainer(plugins=[...])", PYTHON)
+        return merged.under(config)
+    complete = Config.read(Path(config)) if config is not None else Config()
+    complete.add_python(settings, options, autoload=autoload)
+    complete.choose(words, "Trainer(plugins=[...])", PYTHON)
+    complete.add_environment()
+    return complete
+
+
+def plain(value: Any) -> bool:
+    """Return whether a value can stand in JSON as it is."""
+    return value is None or isinstance(value, str | int | float | bool)

@@ -1,0 +1,107 @@
+"""Objects with ``state_dict`` / ``load_state_dict``, by name, and the random number generators as one of them."""
+
+from __future__ import annotations
+
+import random
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import torch
+
+from .errors import CheckpointError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .types import StateDict
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything that can be saved and restored in place."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state as plain values and tensors."""
+
+    def load_state_dict(self, state: Any) -> Any:
+        """Restore it in place."""
+
+
+class StatefulRegistry(dict[str, Any]):
+    """Named objects that a checkpoint holds; each is restored in place, never re-created."""
+
+    def state_dict(self) -> StateDict:
+        """Return the state of every object; one with ``state_version`` carries its version."""
+        return {name: _versioned(thing) for name, thing in self.items()}
+
+    def load_state_dict(self, state: StateDict) -> list[str]:
+        """Restore every object that ``state`` knows; return the names of those that it does not know.
+
+        Raises:
+            CheckpointError: An object refuses its state; the message names it.
+        """
+        for name, thing in self.items():
+            if name in state:
+                try:
+                    _restore(thing, state[name])
+                except CheckpointError:
+                    raise
+                except Exception as error:
+                    message = f"the checkpoint's state of {name!r} does not fit: {error}"
+                    raise CheckpointError(message) from error
+        return sorted(set(self) - set(state))
+
+
+class RandomState:
+    """The random number generators of torch, CUDA, Python and, where it is loaded, NumPy."""
+
+    def state_dict(self) -> StateDict:
+        """Return the state of every generator as tensors and plain values."""
+        version, words, gauss = random.getstate()
+        state: StateDict = {"torch": torch.get_rng_state(), "python": [version, list(words), gauss]}
+        if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            state["cuda"] = torch.cuda.get_rng_state_all()
+        if (numpy := sys.modules.get("numpy")) is not None:
+            name, keys, position, has_gauss, cached = numpy.random.get_state()
+            state["numpy"] = [name, keys.tolist(), position, has_gauss, cached]
+        return state
+
+    def load_state_dict(self, state: StateDict) -> None:
+        """Set every generator that ``state`` knows."""
+        torch.set_rng_state(state["torch"].cpu())
+        version, words, gauss = state["python"]
+        random.setstate((version, tuple(words), gauss))
+        if "cuda" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all([one.cpu() for one in state["cuda"]])
+        if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
+            name, keys, position, has_gauss, cached = state["numpy"]
+            numpy.random.set_state((name, numpy.array(keys, dtype="uint32"), position, has_gauss, cached))
+
+    @contextmanager
+    def preserved(self) -> Iterator[None]:
+        """Leave every generator as it was found."""
+        found = self.state_dict()
+        try:
+            yield
+        finally:
+            self.load_state_dict(found)
+
+
+def _versioned(thing: Any) -> Any:
+    state = thing.state_dict()
+    version = getattr(thing, "state_version", None)
+    return state if version is None else {"state_version": version, "state": state}
+
+
+def _restore(thing: Any, state: Any) -> None:
+    wanted = getattr(thing, "state_version", None)
+    if wanted is not None:
+        found = state["state_version"] if isinstance(state, dict) and "state_version" in state else 0
+        state = state["state"] if found else state
+        if found != wanted:
+            if not hasattr(thing, "migrate_state"):
+                message = f"its state has version {found}, this release needs {wanted} and cannot migrate it"
+                raise ValueError(message)
+            state = thing.migrate_state(state, found)
+    thing.load_state_dict(state)

@@ -1,0 +1,327 @@
+"""``Trainer``: what a script holds, and what hooks see."""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from . import inference, loop
+from .assembly import Assembly, claim
+from .driver import Driver
+from .errors import PluginNotFoundError, UsageError
+from .manager import Plugin, plugin_name
+from .options import validated
+from .project import load_project
+from .session import Session
+from .settings import Settings, complete_config
+from .stateful import Stateful
+from .validation import suggestion
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import torch
+    from torch import nn, optim
+
+    from .config import Config
+    from .state import Outcome
+    from .types import Batch, Metrics, StateDict
+
+log = logging.getLogger("trainhooks")
+
+
+class Engine:
+    """The engine's own implementations of all stages, as a plugin that is always asked last."""
+
+
+for _module in (loop, inference):
+    for _name, _function in vars(_module).items():
+        if hasattr(_function, "trainhooks_impl"):
+            setattr(Engine, _name, staticmethod(_function))
+
+
+class Trainer(Driver):
+    """Trains, evaluates and predicts; every stage of it is a hook.
+
+    Args:
+        model: What is trained; moved to the device. Without it ``make_model`` is asked.
+        loss: ``loss(model(*inputs), target)`` is minimised for batches ``(inputs..., target)``. Without it the model returns
+            its loss.
+        optimizer: One, or a mapping of named ones. Without it ``make_optimizer`` is asked.
+        loaders: Iterables of batches by split. Splits that are not here are asked of ``make_loader``.
+        max_epochs: Epochs after which training ends; the first limit reached counts.
+        max_steps: Steps after which training ends.
+        max_updates: Updates after which training ends.
+        steps_per_epoch: Batches in an epoch, for endless loaders.
+        device: ``"auto"`` takes an accelerator where there is one.
+        seed: Seeds torch, NumPy and Python when the first run begins, before the model is made.
+        work_dir: Where the run writes; without it nothing is written to disk.
+        plugins: Modules, instances, classes (instantiated once for this trainer), names of installed plugins, ``"no:NAME"``.
+        options: Options by plugin name.
+        conf: A project file (``trainconf.py``), as path or module.
+        config: Where to read settings from: a TOML file, or a directory with ``pyproject.toml`` or ``trainhooks.toml``.
+        autoload: Whether installed plugins take part without being named, or the names of those that do.
+        name: Of the run.
+        log_every_steps: Steps between flushes of what was logged, while somebody reports it.
+        report_timeout_s: How long reporters may take at the end.
+        overwrite: Replace a former run in ``work_dir``; removes only what trainhooks made.
+        skip_failed: Go on without plugins that are broken.
+        strict_plugins: Refuse to resume with other plugins than the checkpoint was made with.
+
+    Raises:
+        UsageError: Settings, options or names are wrong.
+        PluginError: A plugin or the project file is broken.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module | None = None,
+        *,
+        loss: Callable[..., Any] | None = None,
+        optimizer: optim.Optimizer | Mapping[str, optim.Optimizer] | None = None,
+        loaders: Mapping[str, Iterable[Batch]] | None = None,
+        max_epochs: int | None = None,
+        max_steps: int | None = None,
+        max_updates: int | None = None,
+        steps_per_epoch: int | None = None,
+        device: str | torch.device | None = None,
+        seed: int | None = None,
+        work_dir: str | Path | None = None,
+        plugins: Sequence[Any] = (),
+        options: Mapping[str, Mapping[str, Any]] | None = None,
+        conf: str | Path | Any = None,
+        config: str | Path | Config | None = None,
+        autoload: bool | list[str] = True,
+        name: str | None = None,
+        log_every_steps: int | None = None,
+        report_timeout_s: float | None = None,
+        overwrite: bool = False,
+        skip_failed: bool = False,
+        strict_plugins: bool = False,
+    ) -> None:
+        given = {
+            "max_epochs": max_epochs,
+            "max_steps": max_steps,
+            "max_updates": max_updates,
+            "steps_per_epoch": steps_per_epoch,
+            "device": str(device) if device is not None else None,
+            "seed": seed,
+            "work_dir": work_dir,
+            "name": name,
+            "log_every_steps": log_every_steps,
+            "report_timeout_s": report_timeout_s,
+        }
+        words = [plugin for plugin in plugins if isinstance(plugin, str)]
+        self.config = complete_config(config, given, options or {}, words, autoload=autoload)
+        super().__init__(Settings(**validated(Settings, self.config.settings, "settings of the run")))
+        if model is not None:
+            self.model = model
+        self.loss = loss
+        self.loaders.update(loaders or {})
+        if optimizer is not None:
+            self.take_optimizer(optimizer)
+        self.overwrite, self.strict_plugins = overwrite, strict_plugins
+        self._configured = False
+
+        self.manager.owner = weakref.ref(self)
+        self.manager.set_engine(Engine)
+        weakref.finalize(self, self.manager.close).atexit = False
+        project = load_project(Path(conf)) if isinstance(conf, str | Path) else conf
+        objects = [plugin for plugin in plugins if not isinstance(plugin, str)]
+        assembly = Assembly(self.manager, self.config, objects, project, skip_failed)
+        assembly.register()
+        self.plugin_records = assembly.records
+        for plugin in self.manager.plugins.values():
+            claim(plugin, self)
+            self._register_state(plugin)
+
+    # --- Running ---
+
+    def train(
+        self,
+        *,
+        resume: str | Path | None = None,
+        max_epochs: int | None = None,
+        max_steps: int | None = None,
+        max_updates: int | None = None,
+    ) -> Outcome:
+        """Train until a limit is reached; a second call goes on from the counters.
+
+        Args:
+            resume: A checkpoint, or ``"auto"`` for the newest one in ``work_dir``, if there is any.
+            max_epochs: A new limit, as are the next two.
+            max_steps: See there.
+            max_updates: See there.
+
+        Returns:
+            How it ended. Exceptions propagate after everything has been cleaned up.
+
+        Raises:
+            UsageError: No limit is set, or ``resume`` cannot be done.
+        """
+        for name, value in (("max_epochs", max_epochs), ("max_steps", max_steps), ("max_updates", max_updates)):
+            if value is not None:
+                setattr(self, name, value)
+        if self.session is not None:
+            message = "train() was called while this trainer is running; use another Trainer for a nested run"
+            raise UsageError(message)
+        self.stop_reason = self._stop_after_epoch = None
+        session = Session(self, training=True, resume=resume)
+        session.run(session.train)
+        assert self.outcome is not None  # noqa: S101 - the session has set it
+        return self.outcome
+
+    def evaluate(self, split: str = "val", *, checkpoint: str | Path | None = None) -> Metrics:
+        """Evaluate one split; inside a run it is part of that run, otherwise it is one of its own.
+
+        Args:
+            split: Which loader.
+            checkpoint: Restore this first.
+
+        Returns:
+            Metrics, named ``split/name``.
+        """
+        if self.session is not None:
+            return self.run_evaluation(split)
+        session = Session(self, training=False)
+        return session.run(lambda: session.restored(checkpoint, lambda: self.run_evaluation(split)))
+
+    def predict(self, split: str = "test", *, checkpoint: str | Path | None = None) -> Any:
+        """Predict one split.
+
+        Args:
+            split: Which loader.
+            checkpoint: Restore this first.
+
+        Returns:
+            The outputs, one for each batch, on the host; what a wrapper of ``predict`` makes of them.
+        """
+        if self.session is not None:
+            return self.hooks.predict(trainer=self, split=split)
+        session = Session(self, training=False)
+        return session.run(lambda: session.restored(checkpoint, lambda: self.hooks.predict(trainer=self, split=split)))
+
+    # --- Plugins ---
+
+    @property
+    def plugins(self) -> Mapping[str, Any]:
+        """The active plugins by name, in call order."""
+        return {name: plugin.object for name, plugin in self.manager.plugins.items()}
+
+    def register(self, plugin: Any, name: str | None = None) -> str:
+        """Add a plugin; it gets ``configure`` and ``setup`` at once if their time has passed.
+
+        Returns:
+            Its name.
+
+        Raises:
+            PluginValidationError: It has faults.
+        """
+        if isinstance(plugin, type):
+            plugin = plugin()
+        if (known := self.manager.find(plugin)) is not None:
+            return known.name
+        new = Plugin(
+            self.manager.free_name(name or plugin_name(plugin)),
+            plugin,
+            index=len(self.manager.plugins),
+            on_error=getattr(plugin, "on_error", "raise"),
+        )
+        claim(new, self)
+        self.manager.add(new)
+        self._register_state(new)
+        if self._configured or (self.session is not None and self.session.configuring):
+            self.manager.call_each("configure", [new], {"trainer": self})
+        if self.session is not None and self.session.set_up:
+            self.session.set_up_plugin(new)
+        return new.name
+
+    def unregister(self, name: str) -> Any:
+        """Take a plugin out, by name or object; it gets ``teardown`` if it was set up.
+
+        Raises:
+            PluginNotFoundError: No such plugin is active.
+        """
+        plugin = self.manager.find(name)
+        if plugin is None:
+            message = f"no active plugin is named {name!r}{suggestion(str(name), self.manager.plugins)}"
+            raise PluginNotFoundError(message)
+        self.manager.remove(plugin.name)
+        self.forget_plugin(plugin, reason="unregistered")
+        return plugin.object
+
+    @contextmanager
+    def using(self, plugin: Any) -> Iterator[Any]:
+        """Have a plugin for the calls inside a ``with`` block; it is gone afterwards, whatever happens."""
+        name = self.register(plugin)
+        try:
+            yield self.plugins[name]
+        finally:
+            if name in self.manager.plugins:
+                self.unregister(name)
+
+    def call_others(self, hook: str, plugin: Any, **arguments: Any) -> Any:
+        """Ask the implementations of a stage that come after ``plugin``'s own: the way to repeat a stage.
+
+        Args:
+            hook: Name of the stage.
+            plugin: The calling plugin, by object or name.
+            arguments: Of the hook, without ``trainer``.
+        """
+        return self.manager.call_others(hook, plugin, {"trainer": self, **arguments})
+
+    def forget_plugin(self, plugin: Plugin, reason: str = "disabled after an error") -> None:
+        """Drop the state of a plugin that was taken out and tear it down."""
+        self.stateful.pop(f"plugins/{plugin.name}", None)
+        if self.session is not None:
+            self.session.tear_down_plugin(plugin, self.make_outcome("stopped", reason))
+
+    def _register_state(self, plugin: Plugin) -> None:
+        if isinstance(plugin.object, Stateful) and not isinstance(plugin.object, type):
+            key = f"plugins/{plugin.name}"
+            self.stateful[key] = plugin.object
+            if key in self._restored:
+                plugin.object.load_state_dict(self._restored.pop(key))
+
+    # --- State ---
+
+    def state_dict(self) -> StateDict:
+        """Return everything that a checkpoint holds, as plain values and tensors, after ``on_save``."""
+        self.flush()
+        state: StateDict = {
+            **self.stateful.state_dict(),
+            "run": self.save_counters(),
+            "metrics": self.bus.state_dict(),
+            "rng": self.rng.state_dict(),
+            "epoch_start": self._epoch_start,
+            "plugin_lock": self.plugin_lock(),
+        }
+        if self.hooks.on_save is not None:
+            self.hooks.on_save(trainer=self, state=state)
+        return state
+
+    def load_state_dict(self, state: StateDict, *, weights_only: bool = False) -> None:
+        """Restore what ``state_dict`` returned, each object in place, after ``on_load``.
+
+        Args:
+            state: It is not kept but for what later plugins may ask for.
+            weights_only: Restore the model and plugins, not the optimizer and the place in the run.
+        """
+        if self.hooks.on_load is not None:
+            self.hooks.on_load(trainer=self, state=state)
+        missing = self.stateful.load_state_dict(state)
+        if missing:
+            log.info("the checkpoint has no state of %s, which start anew", ", ".join(missing))
+        self._restored = {key: value for key, value in state.items() if key.startswith("plugins/")}
+        self._restored = {key: value for key, value in self._restored.items() if key not in self.stateful}
+        self.load_counters(state["run"])
+        if weights_only:
+            self._eval_requests, self._checkpoint_request = {}, None
+        else:
+            self.bus.load_state_dict(state["metrics"])
+            self._epoch_start = state["epoch_start"]
+            self._restored["rng"] = state["rng"]
+            self.gradients_spent = True

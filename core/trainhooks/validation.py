@@ -1,0 +1,147 @@
+"""What can be wrong with a plugin's hooks, found when it is registered: all faults at once, with a suggestion each."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from difflib import get_close_matches
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from .hookspecs import ONE_BY_ONE
+from .markers import PROJECT
+from .order import PHASES
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+MARK = f"{PROJECT}_impl"
+POLICIES = ("raise", "disable")
+
+
+def hook_functions(plugin: object) -> Iterator[tuple[str, Callable[..., Any], dict[str, Any]]]:
+    """Yield attribute name, function and marker of each hook implementation of ``plugin``, without running properties."""
+    for name in dir(plugin):
+        if not inspect.isroutine(_static(plugin, name)):
+            continue
+        function = getattr(plugin, name)
+        mark = getattr(function, MARK, None)
+        if isinstance(mark, dict):
+            yield name, function, mark
+
+
+def faults(plugin: object, hooks: Mapping[str, tuple[str, ...]], must_return: frozenset[str]) -> list[str]:
+    """Return one sentence for each fault of ``plugin``.
+
+    Args:
+        plugin: A module or an instance.
+        hooks: Names of all hooks with the arguments of each.
+        must_return: Stages whose result must not be lost.
+    """
+    found = [*_declaration_faults(plugin), *_unmarked(plugin, hooks)]
+    seen: set[str] = set()
+    for name, function, mark in hook_functions(plugin):
+        hook = mark.get("specname") or name
+        where = f"{hook}() {_place(function)}"
+        if hook in seen:
+            found.append(f"{where}: a second implementation of the same hook")
+        seen.add(hook)
+        if hook not in hooks:
+            if not mark["optionalhook"]:
+                found.append(f"{where}: there is no such hook{suggestion(hook, hooks)}")
+            continue
+        found.extend(f"{where}: {fault}" for fault in _signature_faults(function, hooks[hook]))
+        found.extend(f"{where}: {fault}" for fault in _wrapper_faults(hook, function, mark, must_return))
+    return found
+
+
+def suggestion(name: str, known: Any) -> str:
+    """Return ``; did you mean 'x'?`` for the nearest of ``known``, or nothing."""
+    near = get_close_matches(name, list(known), n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def returns_nothing(function: Callable[..., Any]) -> bool:
+    """Return whether no path through ``function`` can return anything but ``None``."""
+    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
+    if code is None:
+        return False
+    instructions = list(dis.get_instructions(code))
+    for previous, instruction in zip([None, *instructions], instructions, strict=False):
+        if instruction.opname == "RETURN_CONST" and instruction.argval is not None:
+            return False
+        constant_none = previous is not None and previous.opname == "LOAD_CONST" and previous.argval is None
+        if instruction.opname == "RETURN_VALUE" and not constant_none:
+            return False
+    return True
+
+
+def _declaration_faults(plugin: object) -> Iterator[str]:
+    phase = getattr(plugin, "phase", None)
+    if phase is not None and phase not in PHASES:
+        yield f"phase = {phase!r}: there is no such phase{suggestion(str(phase), PHASES)}; phases are {', '.join(PHASES)}"
+    policy = getattr(plugin, "on_error", None)
+    if policy is not None and policy not in POLICIES:
+        yield f"on_error = {policy!r}: must be 'raise' or 'disable'"
+    for name in ("before", "after", "requires"):
+        value = getattr(plugin, name, ())
+        if isinstance(value, str):
+            yield f"{name} = {value!r}: must be a tuple of plugin names, write ({value!r},)"
+
+
+def _unmarked(plugin: object, hooks: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
+    """Find functions that have a hook's name but are not marked, where the author of the plugin wrote them."""
+    if isinstance(plugin, ModuleType):
+        own = {name: value for name, value in vars(plugin).items() if getattr(value, "__module__", "") == plugin.__name__}
+    else:
+        classes = [base for base in type(plugin).__mro__ if base.__module__ == type(plugin).__module__]
+        own = {name: value for base in reversed(classes) for name, value in vars(base).items()}
+    for name in sorted(set(own) & set(hooks)):
+        if inspect.isroutine(own[name]) and not hasattr(getattr(plugin, name, None), MARK):
+            yield f"{name}() {_place(own[name])}: has a hook's name but no @hookimpl, so it would never be called"
+
+
+def _signature_faults(function: Callable[..., Any], arguments: tuple[str, ...]) -> Iterator[str]:
+    for parameter in inspect.signature(function).parameters.values():
+        name = parameter.name
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+            yield f"takes *{name}; name the arguments that it wants of {_listed(arguments)}"
+        elif name not in arguments:
+            yield f"the hook has no argument {name!r}{suggestion(name, arguments)}; it has {_listed(arguments)}"
+        elif parameter.kind is parameter.KEYWORD_ONLY:
+            yield f"argument {name!r} is keyword-only; remove the *"
+        if parameter.default is not parameter.empty:
+            yield f"argument {name!r} has a default, which would never be used; write {name!r} alone"
+
+
+def _wrapper_faults(
+    hook: str, function: Callable[..., Any], mark: Mapping[str, Any], must_return: frozenset[str]
+) -> Iterator[str]:
+    plain = inspect.unwrap(getattr(function, "__func__", function))
+    yields = inspect.isgeneratorfunction(plain)
+    if inspect.iscoroutinefunction(plain) or inspect.isasyncgenfunction(plain):
+        yield "is async; hooks are plain functions"
+    elif mark["hookwrapper"]:
+        yield "is an old-style wrapper; write @hookimpl(wrapper=True) and return the result of the yield"
+    elif yields and not mark["wrapper"]:
+        yield "yields but is not marked @hookimpl(wrapper=True), so its body would never run"
+    elif mark["wrapper"] and not yields:
+        yield "is marked wrapper=True but never yields; yield exactly once"
+    elif mark["wrapper"] and hook in ONE_BY_ONE:
+        yield "cannot be a wrapper: this hook is called plugin by plugin"
+    elif mark["wrapper"] and hook in must_return and returns_nothing(plain):
+        yield "never returns the stage's result, which would be lost; end it with `return (yield)`"
+
+
+def _static(plugin: object, name: str) -> object:
+    found = inspect.getattr_static(plugin, name, None)
+    return found.__func__ if isinstance(found, staticmethod | classmethod) else found
+
+
+def _place(function: object) -> str:
+    code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)  # type: ignore[arg-type]
+    return f"in {code.co_filename}:{code.co_firstlineno}" if code else ""
+
+
+def _listed(arguments: tuple[str, ...]) -> str:
+    return ", ".join(arguments) or "none"

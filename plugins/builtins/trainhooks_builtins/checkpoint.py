@@ -1,0 +1,271 @@
+"""``checkpoint``: the state of the run on disk, whole or not at all."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import re
+import shutil
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from trainhooks import CheckpointError, OptionError, UsageError, hookimpl
+from trainhooks.best import Best, Mode
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from trainhooks import Trainer
+    from trainhooks.types import Metrics, StateDict
+
+log = logging.getLogger("trainhooks")
+
+FORMAT = 1
+_NAME = re.compile(r"step-(\d+)")
+_STATE, _MANIFEST = "state.pt", "manifest.json"
+
+
+class Checkpoint:
+    """Saves the run every so often and at its end, and restores it.
+
+    A checkpoint is a folder ``checkpoints/step-00000100`` in the run folder: ``state.pt`` (tensors and plain values, read
+    with ``weights_only=True``, so that loading executes no code) and ``manifest.json`` (its SHA-256 digest, counters and
+    metrics). It is written beside its place, synced, and renamed, so that it is there as a whole or not at all. Older ones
+    are removed afterwards. Without a ``work_dir`` nothing is written.
+
+    Args:
+        every_epochs: Save after every n-th epoch; 0 for never. 1 if no other interval is given.
+        every_steps: Save after every n-th step; 0 for never.
+        every_updates: Save after every n-th update; 0 for never.
+        keep: How many of the newest to keep; 0 for all.
+        best: Also keep the one with the best value of this metric, for example ``val/accuracy``; it is saved at the
+            evaluation that gave it.
+        mode: Whether lower (``min``) or higher (``max``) is better; inferred from the name.
+        at_end: Save when the training ends.
+    """
+
+    phase = "persistence"
+
+    def __init__(
+        self,
+        every_epochs: int | None = None,
+        every_steps: int = 0,
+        every_updates: int = 0,
+        keep: int = 2,
+        best: str | None = None,
+        mode: Mode = "auto",
+        at_end: bool = True,
+    ) -> None:
+        given = {"every_steps": every_steps, "every_updates": every_updates, "keep": keep, "every_epochs": every_epochs or 0}
+        for name, value in given.items():
+            if value < 0:
+                message = f"{name} = {value}: must be 0 or more"
+                raise OptionError(message)
+        if every_epochs is None:
+            every_epochs = 0 if every_steps or every_updates else 1
+        self.every_epochs, self.every_steps, self.every_updates = every_epochs, every_steps, every_updates
+        self.keep, self.at_end = keep, at_end
+        self.best = Best(best, mode) if best is not None else None
+        self.requires = ("evaluation",) if best is not None else ()
+        #: Step of the newest checkpoint.
+        self.saved_step: int | None = None
+        #: Where the newest checkpoint is.
+        self.path: Path | None = None
+
+    # --- When ---
+
+    @hookimpl
+    def after_step(self, trainer: Trainer) -> None:
+        """Ask for a checkpoint when one is due."""
+        if (self.every_steps and trainer.every_n_steps(self.every_steps)) or (
+            self.every_updates and trainer.every_n_updates(self.every_updates)
+        ):
+            self._request(trainer, trainer.step + 1, "periodic")
+
+    @hookimpl
+    def after_epoch(self, trainer: Trainer) -> None:
+        """Ask for a checkpoint when one is due."""
+        if self.every_epochs and trainer.every_n_epochs(self.every_epochs):
+            self._request(trainer, trainer.step, "periodic")
+
+    @hookimpl
+    def after_eval(self, trainer: Trainer, metrics: Metrics) -> None:
+        """Ask for a checkpoint when the metric is better than ever."""
+        best = self.best
+        if best is not None and best.metric in metrics and best.update(metrics[best.metric], trainer.step):
+            self._request(trainer, None, "best")
+
+    @hookimpl
+    def after_train(self, trainer: Trainer) -> None:
+        """Save at the end, unless the last step is saved already, nothing was trained, or the run failed."""
+        outcome = trainer.outcome
+        if trainer.work_dir is None or outcome is None or outcome.status not in ("completed", "stopped"):
+            return
+        is_best = self.best is not None and self.best.step == trainer.step and self.saved_step != trainer.step
+        if (self.at_end or is_best) and outcome.step > 0 and self.saved_step != trainer.step:
+            trainer.save_checkpoint(trainer.checkpoint_path(), "final")
+
+    def _request(self, trainer: Trainer, step: int | None, kind: str) -> None:
+        if trainer.work_dir is not None and step != self.saved_step:
+            trainer.request_checkpoint(kind)
+
+    # --- How ---
+
+    @hookimpl
+    def save_checkpoint(self, trainer: Trainer, path: Path, kind: str) -> Path:
+        """Write a checkpoint as a whole, then remove older ones."""
+        if not trainer.is_main:
+            return path
+        before, self.saved_step = self.saved_step, trainer.step
+        try:
+            state = trainer.state_dict()
+            counters = {"step": trainer.step, "update": trainer.update, "epoch": trainer.epoch, "kind": kind}
+            metrics = {name: value for name, value in trainer.metrics.items() if isinstance(value, int | float)}
+            write_checkpoint(path, state, {**counters, "metrics": metrics})
+        except BaseException:
+            self.saved_step = before
+            raise
+        self.path = path
+        self._rotate(trainer, path)
+        return path
+
+    @hookimpl
+    def load_checkpoint(self, path: Path) -> StateDict | None:
+        """Read a checkpoint, or the newest whole one of a run folder."""
+        if not path.exists():
+            message = f"no checkpoint at {path}"
+            raise UsageError(message)
+        if (path / _MANIFEST).is_file():
+            return read_checkpoint(path)
+        folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+        if not folder.is_dir():
+            return None
+        for candidate in list_checkpoints(folder)[::-1]:
+            try:
+                return read_checkpoint(candidate)
+            except CheckpointError as error:
+                log.warning("skipped a broken checkpoint: %s", error)
+        message = f"no whole checkpoint in {folder}"
+        raise CheckpointError(message)
+
+    def _rotate(self, trainer: Trainer, newest: Path) -> None:
+        """Remove what is neither among the newest nor the best."""
+        if self.keep == 0 or trainer.work_dir is None or newest.parent != trainer.work_dir / "checkpoints":
+            return
+        best = self.best.step if self.best is not None else None
+        own = [path for path in list_checkpoints(newest.parent) if _step_of(path) <= trainer.step and path != newest]
+        for path in own[: max(len(own) - self.keep + 1, 0)]:
+            if _step_of(path) != best:
+                try:
+                    _remove(path)
+                    assert trainer.run_folder is not None  # noqa: S101 - there is a work_dir
+                    trainer.run_folder.forget(f"checkpoints/{path.name}")
+                except OSError as error:
+                    log.warning("cannot remove the old checkpoint %s: %s; tried again at the next one", path, error)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was saved last and what was best."""
+        return {"saved_step": self.saved_step, "best": self.best.state_dict() if self.best is not None else None}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        self.saved_step = state["saved_step"]
+        if self.best is not None and state["best"] is not None:
+            self.best.load_state_dict(state["best"])
+
+
+def write_checkpoint(path: Path, state: StateDict, facts: dict[str, Any]) -> None:
+    """Write ``state`` so that ``path`` is there as a whole or not at all, also after a crash.
+
+    Raises:
+        CheckpointError: With the path and the cause; nothing is left behind.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove(temporary)
+        temporary.mkdir()
+        torch.save(state, temporary / _STATE)
+        digest = {"sha256": _digest(temporary / _STATE), "size_bytes": (temporary / _STATE).stat().st_size}
+        manifest = {"format": FORMAT, **facts, "files": {_STATE: digest}}
+        (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        for name in (_STATE, _MANIFEST):
+            _sync(temporary / name)
+        _sync(temporary)
+        _replace(temporary, path)
+        _sync(path.parent)
+    except (OSError, RuntimeError) as error:  # torch.save turns an OSError into a RuntimeError
+        shutil.rmtree(temporary, ignore_errors=True)
+        message = f"cannot write the checkpoint {path}: {error}"
+        raise CheckpointError(message) from error
+
+
+def read_checkpoint(path: Path) -> StateDict:
+    """Read and verify a checkpoint; executes no code.
+
+    Raises:
+        CheckpointError: A file is missing, damaged, or of a format that this release does not know.
+    """
+    try:
+        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
+        if manifest["format"] != FORMAT:
+            message = f"{path / _MANIFEST}: format {manifest['format']!r} is not known; this release reads format {FORMAT}"
+            raise CheckpointError(message)
+        expected = manifest["files"][_STATE]["sha256"]
+        if _digest(path / _STATE) != expected:
+            message = f"{path / _STATE} is damaged: its SHA-256 digest differs from the one in {_MANIFEST}"
+            raise CheckpointError(message)
+        state: StateDict = torch.load(path / _STATE, map_location="cpu", weights_only=True)
+    except CheckpointError:
+        raise
+    except Exception as error:
+        message = f"cannot read the checkpoint {path}: {type(error).__name__}: {error}"
+        raise CheckpointError(message) from error
+    return state
+
+
+def list_checkpoints(folder: Path) -> list[Path]:
+    """Return the checkpoints in a folder, by step."""
+    found = [entry for entry in folder.iterdir() if _NAME.fullmatch(entry.name) and (entry / _MANIFEST).is_file()]
+    return sorted(found, key=_step_of)
+
+
+def _step_of(path: Path) -> int:
+    match = _NAME.fullmatch(path.name)
+    return int(match[1]) if match else -1
+
+
+def _replace(temporary: Path, path: Path) -> None:
+    """Put a folder in its place; one that is there steps aside first, since a folder cannot be replaced in one go."""
+    aside = path.with_name(f".{path.name}.old")
+    _remove(aside)
+    if path.exists():
+        path.rename(aside)
+    temporary.rename(path)
+    _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif path.exists() or path.is_symlink():
+        path.unlink()
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _digest(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,127 @@
+"""``metrics_log``: metrics as CSV and JSON lines in the run folder."""
+
+from __future__ import annotations
+
+import csv
+import json
+import logging
+import math
+from typing import TYPE_CHECKING, Any, TextIO
+
+from trainhooks import hookimpl
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from trainhooks import Record, RunInfo, Trainer
+
+log = logging.getLogger("trainhooks")
+
+_COUNTERS = ("step", "update", "epoch", "time")
+
+
+class MetricsLog:
+    """Writes ``metrics.csv`` and ``metrics.jsonl`` into the run folder; without a ``work_dir`` it writes nothing.
+
+    One row or line for each flush. A metric that appears later gets a column of its own; rows before it are left empty. A
+    resumed run drops what was logged after its checkpoint and goes on, so that each step stands there once. NaN and
+    infinity are ``null`` in JSON lines.
+
+    Args:
+        csv: Write ``metrics.csv``.
+        jsonl: Write ``metrics.jsonl``.
+    """
+
+    phase = "reporting"
+    on_error = "disable"
+
+    def __init__(self, csv: bool = True, jsonl: bool = True) -> None:
+        self._kinds = [name for name, wanted in (("metrics.csv", csv), ("metrics.jsonl", jsonl)) if wanted]
+        self._files: dict[str, TextIO] = {}
+        self._columns: list[str] = []
+
+    @hookimpl
+    def before_train(self, trainer: Trainer) -> None:
+        """Open the files; on a resumed run drop what lies after its checkpoint."""
+        if trainer.work_dir is None or not trainer.is_main or self._files:
+            return
+        for name in self._kinds:
+            path = trainer.run_file(name)
+            if path.exists():
+                self._repair(path, trainer.step)
+            self._files[name] = path.open("a", encoding="utf-8", newline="")
+
+    @hookimpl
+    def report_metrics(self, run: RunInfo, records: Sequence[Record]) -> None:
+        """Append one row and one line for each record."""
+        for name, file in self._files.items():
+            if name.endswith(".csv"):
+                self._write_csv(name, records)
+            else:
+                for record in records:
+                    file.write(json.dumps(_as_dict(record, finite=True), ensure_ascii=False, allow_nan=False) + "\n")
+        for file in self._files.values():
+            file.flush()
+
+    @hookimpl
+    def teardown(self) -> None:
+        """Close the files."""
+        for file in self._files.values():
+            file.close()
+        self._files = {}
+        self._columns = []
+
+    def _write_csv(self, name: str, records: Sequence[Record]) -> None:
+        new = dict.fromkeys(key for record in records for key in record.values if key not in self._columns)
+        if new or not self._columns:
+            self._columns += new
+            self._add_columns(name)
+        writer = csv.DictWriter(self._files[name], [*_COUNTERS, *self._columns])
+        writer.writerows(_as_dict(record) for record in records)
+
+    def _add_columns(self, name: str) -> None:
+        """Write the file anew under its longer header; each column costs this once."""
+        from pathlib import Path
+
+        path = Path(self._files[name].name)
+        self._files[name].close()
+        rows = _read_csv(path)
+        self._files[name] = path.open("w", encoding="utf-8", newline="")
+        writer = csv.DictWriter(self._files[name], [*_COUNTERS, *self._columns])
+        writer.writeheader()
+        writer.writerows(rows)
+
+    def _repair(self, path: Path, step: int) -> None:
+        """Keep what was logged up to ``step``; a line that was cut by a kill is dropped."""
+        if path.suffix == ".csv":
+            rows = [row for row in _read_csv(path) if _whole(row) and int(row["step"]) <= step]
+            self._columns = [key for key in (rows[0] if rows else {}) if key not in _COUNTERS]
+            with path.open("w", encoding="utf-8", newline="") as file:
+                if rows:
+                    writer = csv.DictWriter(file, [*_COUNTERS, *self._columns])
+                    writer.writeheader()
+                    writer.writerows(rows)
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines():
+            try:
+                if json.loads(line)["step"] <= step:
+                    kept.append(line + "\n")
+            except (ValueError, KeyError, TypeError):
+                log.warning("%s: dropped a line that was cut short: %.40r", path, line)
+        path.write_text("".join(kept), encoding="utf-8")
+
+
+def _as_dict(record: Record, *, finite: bool = False) -> dict[str, Any]:
+    values = {key: None if finite and not math.isfinite(value) else value for key, value in record.values.items()}
+    return {"step": record.step, "update": record.update, "epoch": record.epoch, "time": record.time, **values}
+
+
+def _read_csv(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _whole(row: dict[str, Any]) -> bool:
+    return None not in row.values() and row["step"].isdigit()
