@@ -1,0 +1,152 @@
+"""Prints what the engine costs per training step, as ratios to a hand-written loop in the same run.
+
+    python tests/bench/step_time.py [--rounds 20]
+
+Workload: Linear(32, 64), ReLU, Linear(64, 10), cross entropy, SGD with momentum, batch 32, one thread, 2,000 batches made
+beforehand. All variants take turns in one process, in an order that is shuffled each round. A clock stamp every 20 batches
+gives the process's CPU time for each chunk; the figure is the tenth percentile of all chunks of a variant, so that start-up,
+garbage collection and the machine's other work drop out. ``raw again`` is the same loop as ``raw``: its distance from 1.00
+is the noise of this run. Every variant's final weights are compared with the raw loop's: they must be the same bit for bit.
+"""
+
+import argparse
+import contextlib
+import io
+import logging
+import os
+import random
+import tempfile
+import time
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import torch
+from torch import nn
+
+from trainhooks import Trainer, hookimpl
+
+BATCHES, CHUNK = 2000, 20
+
+
+class StampedBatches:
+    """A loader over prebuilt batches that stamps the CPU clock every ``CHUNK`` batches."""
+
+    def __init__(self):
+        generator = torch.Generator().manual_seed(1234)
+        self.batches = [
+            (torch.randn(32, 32, generator=generator), torch.randint(0, 10, (32,), generator=generator)) for _ in range(BATCHES)
+        ]
+        self.stamps = []
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        self.stamps = stamps = []
+        for start in range(0, len(self.batches), CHUNK):
+            stamps.append(time.process_time())
+            yield from self.batches[start : start + CHUNK]
+
+
+class Listener:
+    """An empty begin and end of a step."""
+
+    @hookimpl
+    def before_step(self):
+        pass
+
+    @hookimpl
+    def after_step(self):
+        pass
+
+
+class OwnStep:
+    """A training step of the user's own."""
+
+    @hookimpl
+    def train_step(self, trainer, batch):
+        x, y = batch
+        trainer.optimizer.zero_grad()
+        loss = trainer.loss(trainer.model(x), y)
+        loss.backward()
+        trainer.optimizer.step()
+        return {"loss": loss}
+
+
+def make_model():
+    """Return the same model, optimizer and loss function each time."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 10))
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9), nn.CrossEntropyLoss()
+
+
+def raw(data):
+    """Train with the loop that everything is compared with."""
+    model, optimizer, criterion = make_model()
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = criterion(model(x), y)
+        loss.backward()
+        optimizer.step()
+    return model
+
+
+def engine(*plugins, count=0, autoload=False):
+    """Return a function that trains through ``Trainer``."""
+
+    def run(data):
+        model, optimizer, criterion = make_model()
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            trainer = Trainer(
+                model,
+                loss=criterion,
+                optimizer=optimizer,
+                loaders={"train": data},
+                max_epochs=1,
+                plugins=[*(plugin() for plugin in plugins), *(Listener() for _ in range(count))],
+                autoload=autoload,
+                work_dir=f"{folder}/run" if autoload else None,
+            )
+            trainer.train()
+        return model
+
+    return run
+
+
+VARIANTS = {
+    "raw": (raw, None),
+    "raw again": (raw, None),
+    "Trainer, bare": (engine(), 1.03),
+    "ten listeners": (engine(count=10), 1.06),
+    "all default plugins": (engine(autoload=True), 1.06),
+    "own train_step": (engine(OwnStep), 1.02),
+    "own train_step, ten listeners": (engine(OwnStep, count=10), 1.04),
+}
+
+
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=20)
+    rounds = parser.parse_args().rounds
+    torch.set_num_threads(1)
+    logging.disable()
+    data = StampedBatches()
+    reference = [parameter.clone() for parameter in raw(data).parameters()]
+    chunks = {name: [] for name in VARIANTS}
+    for _ in range(rounds):
+        for name in random.sample(list(VARIANTS), len(VARIANTS)):
+            model = VARIANTS[name][0](data)
+            chunks[name] += [(b - a) / CHUNK * 1e6 for a, b in zip(data.stamps, data.stamps[1:], strict=False)]
+            assert all(torch.equal(a, b) for a, b in zip(reference, model.parameters(), strict=True)), name
+    tenth = {name: sorted(values)[len(values) // 10] for name, values in chunks.items()}
+    base = (tenth["raw"] + tenth["raw again"]) / 2
+    print(f"{rounds} rounds of {BATCHES} steps; raw loop: {base:.0f} µs of CPU a step\n")
+    print(f"{'':32}{'ratio':>7}{'+µs':>8}{'target':>9}")
+    for name, (_, target) in VARIANTS.items():
+        note = f"{target:9.2f}" if target else ""
+        print(f"{name:32}{tenth[name] / base:7.3f}{tenth[name] - base:+8.1f}{note}")
+
+
+if __name__ == "__main__":
+    main()
