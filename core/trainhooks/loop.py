@@ -178,7 +178,7 @@ def detached(output: Output) -> Output:
     Raises:
         StageResultError: ``train_step`` gave no mapping.
     """
-    if not isinstance(output, Mapping):
+    if type(output) is not dict and not isinstance(output, Mapping):
         message = f"train_step must return a mapping of named values such as {{'loss': loss}}, not {type(output).__name__}"
         raise StageResultError(message)
     return {name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()}

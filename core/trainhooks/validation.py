@@ -63,17 +63,28 @@ def suggestion(name: str, known: Any) -> str:
 
 def returns_nothing(function: Callable[..., Any]) -> bool:
     """Return whether no path through ``function`` can return anything but ``None``."""
+    returns = _constant_returns(function)
+    return bool(returns) and all(returns)
+
+
+def may_return_nothing(function: Callable[..., Any]) -> bool:
+    """Return whether some path through ``function`` returns the constant ``None``, as one without ``return`` does."""
+    return any(_constant_returns(function))
+
+
+def _constant_returns(function: Callable[..., Any]) -> list[bool]:
+    """Return for each ``return`` in the function's code, the one at its end included, whether it returns ``None`` as such."""
     code = getattr(inspect.unwrap(getattr(function, "__func__", function)), "__code__", None)
     if code is None:
-        return False
-    instructions = list(dis.get_instructions(code))
+        return []
+    instructions = [one for one in dis.get_instructions(code) if one.opname != "NOP"]
+    returns = []
     for previous, instruction in zip([None, *instructions], instructions, strict=False):
-        if instruction.opname == "RETURN_CONST" and instruction.argval is not None:
-            return False
-        constant_none = previous is not None and previous.opname == "LOAD_CONST" and previous.argval is None
-        if instruction.opname == "RETURN_VALUE" and not constant_none:
-            return False
-    return True
+        if instruction.opname == "RETURN_CONST":
+            returns.append(instruction.argval is None)
+        elif instruction.opname == "RETURN_VALUE":
+            returns.append(previous is not None and previous.opname == "LOAD_CONST" and previous.argval is None)
+    return returns
 
 
 def _declaration_faults(plugin: object) -> Iterator[str]:
@@ -87,6 +98,8 @@ def _declaration_faults(plugin: object) -> Iterator[str]:
         value = getattr(plugin, name, ())
         if isinstance(value, str):
             yield f"{name} = {value!r}: must be a tuple of plugin names, write ({value!r},)"
+        elif not isinstance(value, tuple | list | set | frozenset) or not all(isinstance(one, str) for one in value):
+            yield f"{name} = {value!r}: must be a tuple of plugin names"
 
 
 def _unmarked(plugin: object, hooks: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
@@ -97,7 +110,7 @@ def _unmarked(plugin: object, hooks: Mapping[str, tuple[str, ...]]) -> Iterator[
         classes = [base for base in type(plugin).__mro__ if base.__module__ == type(plugin).__module__]
         own = {name: value for base in reversed(classes) for name, value in vars(base).items()}
     for name in sorted(set(own) & set(hooks)):
-        if inspect.isroutine(own[name]) and not hasattr(getattr(plugin, name, None), MARK):
+        if inspect.isroutine(own[name]) and not hasattr(own[name], MARK) and inspect.isroutine(getattr(plugin, name, None)):
             yield f"{name}() {_place(own[name])}: has a hook's name but no @hookimpl, so it would never be called"
 
 

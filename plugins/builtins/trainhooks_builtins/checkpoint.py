@@ -67,6 +67,8 @@ class Checkpoint:
         if every_epochs is None:
             every_epochs = 0 if every_steps or every_updates else 1
         self.every_epochs, self.every_steps, self.every_updates = every_epochs, every_steps, every_updates
+        if not every_steps and not every_updates:
+            vars(self)["after_step"] = None  # nothing to do in each step: the hook is not even called
         self.keep, self.at_end = keep, at_end
         self.best = Best(best, mode) if best is not None else None
         self.requires = ("evaluation",) if best is not None else ()

@@ -51,6 +51,8 @@ class Evaluation:
         if every_epochs is None:
             every_epochs = 0 if every_steps or every_updates else 1
         self.every_epochs, self.every_steps, self.every_updates = every_epochs, every_steps, every_updates
+        if not every_steps and not every_updates:
+            vars(self)["after_step"] = None  # nothing to do in each step: the hook is not even called
         self.splits, self.at_end = splits, at_end
         self.best = Best(monitor or f"{splits[0]}/loss" if splits else "", mode)
         self._monitored = monitor is not None
