@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import os
+import select
 import sys
 from importlib import import_module
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 from importlib_metadata import entry_points
 
-from trainhooks.errors import TrainhooksError
+from trainhooks.errors import PluginImportError, TrainhooksError
+
+if TYPE_CHECKING:
+    from types import TracebackType
 
 _COMMANDS: Final = {
     "plugins": ("listing", "List every plugin: its state and why, distribution and version."),
@@ -20,6 +26,19 @@ _COMMANDS: Final = {
     "trace": ("trace", "Run a few real steps and show every hook call with its time."),
     "init": ("init", "Write a starter trainconf.py that trains at once."),
 }
+
+
+_INTERRUPTED: Final = 130
+_BROKEN_PIPE: Final = 141
+_QUIET: Final = (str(Path(click.__file__).parent), str(Path(__file__).parent))
+
+
+class _Passed(Exception):  # noqa: N818 - carries an error past click
+    """Carries an error past ``click``, which would take an EOFError of the training for Ctrl-D and silence a broken pipe."""
+
+    def __init__(self, error: BaseException) -> None:
+        self.error = error
+        super().__init__(error)
 
 
 class _LazyGroup(click.Group):
@@ -35,9 +54,14 @@ class _LazyGroup(click.Group):
             return command
         for point in entry_points(group="trainhooks.commands"):
             if point.name == cmd_name:
-                loaded: click.Command = point.load()
-                return loaded
+                return _plugin_command(point)
         return None
+
+    def invoke(self, ctx: click.Context) -> None:
+        try:
+            super().invoke(ctx)
+        except (EOFError, OSError, KeyboardInterrupt) as error:
+            raise _Passed(error) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         own = [(name, text) for name, (_, text) in _COMMANDS.items()]
@@ -51,7 +75,26 @@ class _LazyGroup(click.Group):
         except click.UsageError as error:
             from trainhooks.validation import suggestion
 
-            raise click.UsageError(error.message + suggestion(args[0], self.list_commands(ctx)), ctx) from None
+            hint = suggestion(args[0], self.list_commands(ctx))
+            raise click.UsageError(f"{error.message.rstrip('.')}{hint}", ctx) from None
+
+
+def _plugin_command(point: Any) -> click.Command:
+    """Import a command that a plugin brings.
+
+    Raises:
+        PluginImportError: It cannot be imported or is no command.
+    """
+    who = f"command {point.name!r} ({point.dist.name} {point.dist.version})"
+    try:
+        loaded = point.load()
+    except (Exception, SystemExit) as error:
+        message = f"{who}: entry point {point.value!r} cannot be imported: {type(error).__name__}: {error}"
+        raise PluginImportError(message) from error
+    if not isinstance(loaded, click.Command):
+        message = f"{who}: entry point {point.value!r} is {type(loaded).__name__}, not a click command"
+        raise PluginImportError(message)
+    return loaded
 
 
 def _show_version(ctx: click.Context, _parameter: click.Parameter, value: bool) -> None:
@@ -72,33 +115,94 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 the training failed, 2 wrong usage, 3 a broken plugin, 130 interrupted."""
     try:
         code = cli.main(args=arguments, prog_name="trainhooks", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        code = error.exit_code
+    except _Passed as passed:
+        code = _report(passed.error)
     except click.exceptions.Abort:
-        code = 130
-    except KeyboardInterrupt:
-        click.echo("interrupted", err=True)
-        code = 130
-    except TrainhooksError as error:
-        _show(error)
-        code = error.exit_code
+        code = _INTERRUPTED
     except Exception as error:
-        _show_traceback(error)
-        code = 1
-    sys.exit(code if isinstance(code, int) else 0)
+        code = _report(error)
+    sys.exit(code or 0)
 
 
-def _show(error: TrainhooksError) -> None:
-    click.echo(f"trainhooks: {error}", err=True)
-    for note in getattr(error, "__notes__", ()):
+def _report(error: BaseException) -> int:
+    """Say on stderr what went wrong and return the exit code."""
+    if isinstance(error, click.ClickException):
+        _show_usage(error)
+        return error.exit_code
+    if isinstance(error, KeyboardInterrupt):
+        click.echo("trainhooks: interrupted", err=True)
+        _show_notes([note for note in getattr(error, "__notes__", ()) if not note.startswith("raised in ")])
+        return _INTERRUPTED
+    if isinstance(error, BrokenPipeError) and _stdout_is_gone():
+        return _BROKEN_PIPE
+    if isinstance(error, TrainhooksError):
+        _show_origin(error)
+        click.echo(f"trainhooks: {error}", err=True)
+        _show_notes(getattr(error, "__notes__", ()))
+        return error.exit_code
+    _show_traceback(error)
+    return 1
+
+
+def _show_usage(error: click.ClickException) -> None:
+    context = getattr(error, "ctx", None)
+    if context is None or type(error).__name__ == "NoArgsIsHelpError":  # the help itself
+        error.show()
+        return
+    click.echo(f"trainhooks: {error.format_message().rstrip('.')} (see `{context.command_path} -h`)", err=True)
+
+
+def _stdout_is_gone() -> bool:
+    """Return whether nobody reads stdout any more, and keep Python from complaining of it once more at exit."""
+    try:
+        out = sys.stdout.fileno()
+        poll = select.poll()
+    except (OSError, ValueError, AttributeError):  # no real stdout, or a system without poll
+        return False
+    poll.register(out, select.POLLOUT)
+    gone = any(events & select.POLLERR for _, events in poll.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out)
+    return gone
+
+
+def _show_notes(notes: Any) -> None:
+    for note in notes:
         click.echo(note, err=True)
+
+
+def _show_origin(error: TrainhooksError) -> None:
+    """Show where the import of a plugin failed: the frames outside of trainhooks and of the import system."""
+    import traceback
+
+    at: BaseException | None = error
+    while at is not None and not isinstance(at, PluginImportError):
+        at = at.__cause__
+    cause = at.__cause__ if at is not None else None
+    if cause is None or '  File "' in str(error):  # that of a project file is in the message
+        return
+    ours = str(Path(__file__).parent.parent)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(cause.__traceback__)
+        if not frame.filename.startswith(("<frozen", ours)) and "importlib" not in frame.filename
+    ]
+    if frames or isinstance(cause, SyntaxError):
+        lines = ("Traceback (most recent call last):\n", *traceback.format_list(frames)) if frames else ()
+        click.echo("".join([*lines, *traceback.format_exception_only(type(cause), cause)]), err=True, nl=False)
 
 
 def _show_traceback(error: BaseException) -> None:
     import traceback
 
-    traceback.print_exception(type(error), error, error.__traceback__)
+    traceback.print_exception(type(error), error, _from_the_trainer_on(error.__traceback__))
     if sys.version_info < (3, 11):
-        for note in getattr(error, "__notes__", ()):
-            click.echo(note, err=True)
+        _show_notes(getattr(error, "__notes__", ()))
+
+
+def _from_the_trainer_on(frames: TracebackType | None) -> TracebackType | None:
+    """Leave the frames of click and of the commands out."""
+    inner = frames
+    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_QUIET):
+        inner = inner.tb_next
+    return inner or frames

@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import inspect
-import json
-import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from trainhooks import hookspecs
-from trainhooks.cli.target import plugin_options, project_file, read_config
-from trainhooks.errors import PluginError, UsageError
+from trainhooks.cli.target import as_json, make_importable, plugin_options, project_file, read_config
+from trainhooks.errors import OptionError, PluginError, UsageError
 from trainhooks.validation import suggestion
+
+if TYPE_CHECKING:
+    from trainhooks.discovery import PluginRecord
 
 
 @click.command()
 @click.argument("name", required=False)
 @plugin_options
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON.")
 @click.option(
     "-C", "directory", type=click.Path(path_type=Path, exists=True, file_okay=False), default=".", help="Directory of the run."
 )
-def hooks(name: str | None, as_json: bool, directory: Path, conf: Path | None, **chosen: Any) -> None:
+def hooks(name: str | None, json_wanted: bool, directory: Path, conf: Path | None, **chosen: Any) -> None:
     """Show the loop with its hooks; NAME: its documentation and its implementations in call order."""
     specs = hook_specs()
     if name is None:
-        if as_json:
-            click.echo(json.dumps({hook: _facts(spec) for hook, spec in specs.items()}, indent=1))
+        if json_wanted:
+            click.echo(as_json({hook: _facts(spec) for hook, spec in specs.items()}, indent=1))
         else:
             click.echo(inspect.getdoc(hookspecs))
             click.echo("\n`trainhooks hooks NAME` shows one hook and who implements it, in call order.")
@@ -40,8 +41,8 @@ def hooks(name: str | None, as_json: bool, directory: Path, conf: Path | None, *
     if spec is None and not implementations:
         message = f"there is no hook {name!r}{suggestion(name, specs)}"
         raise UsageError(message)
-    if as_json:
-        click.echo(json.dumps({**(_facts(spec) if spec else {}), "implementations": implementations}, indent=1))
+    if json_wanted:
+        click.echo(as_json({**(_facts(spec) if spec else {}), "implementations": implementations}, indent=1))
         return
     if spec is not None:
         click.echo(f"{name}({', '.join(inspect.signature(spec).parameters)})\n\n{inspect.getdoc(spec)}\n")
@@ -71,25 +72,41 @@ def _facts(spec: Any) -> dict[str, Any]:
 def _implementations(
     name: str, directory: Path, conf: Path | None, chosen: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], list[str]]:
-    """Import the active plugins and the project file, as a run would, and return who implements a hook."""
+    """Import the active plugins and the project file, as a run would, and return who implements a hook.
+
+    What a run would refuse is left out and told of, so that one broken plugin does not hide the others.
+    """
     from trainhooks.assembly import Assembly
+    from trainhooks.config import COMMAND_LINE, Choice
     from trainhooks.manager import PluginManager, function_place
     from trainhooks.project import load_project
     from trainhooks.trainer import Engine
 
     failures = []
-    manager = PluginManager()
-    manager.set_engine(Engine)
     project = None
     file = project_file(directory, conf)
     if file is not None:
-        sys.path.append(str(file.absolute().parent))
+        make_importable(file.absolute().parent)
         try:
             project = load_project(file)
         except PluginError as error:
             failures.append(str(error))
-    assembly = Assembly(manager, read_config(directory, **chosen), project=project, skip_failed=True)
-    assembly.register()
+    config = read_config(directory, **chosen)
+    while True:
+        manager = PluginManager()
+        manager.set_engine(Engine)
+        assembly = Assembly(manager, config, project=project, skip_failed=True)
+        try:
+            assembly.register()
+            break
+        except (OptionError, PluginError) as error:
+            guilty = next((one.name for one in assembly.records if one.state == "active" and _is_of(error, one)), None)
+            if guilty is None:
+                raise
+            failures.append(str(error))
+            config.plugins.pop(guilty, None)
+            config.choices = [choice for choice in config.choices if choice.name != guilty]
+            config.choices.append(Choice(guilty, False, "", COMMAND_LINE))
     failures += [record.reason for record in assembly.records if record.state == "failed"]
     rows = [
         {
@@ -106,3 +123,8 @@ def _implementations(
         for one in manager.implementations(name)
     ]
     return rows, failures
+
+
+def _is_of(error: Exception, record: PluginRecord) -> bool:
+    """Return whether a message is about a plugin; each of them begins with its name."""
+    return str(error).startswith(f"plugin {record.name!r} ")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from trainhooks.cli.target import make_trainer, run_options
+from trainhooks.cli.target import as_json, make_trainer, run_options
 from trainhooks.errors import UsageError
 
 
@@ -18,15 +17,15 @@ from trainhooks.errors import UsageError
     "--checkpoint", required=True, type=click.Path(path_type=Path), help="A checkpoint, or a run folder for its newest."
 )
 @click.option("--split", default="val", show_default=True, help="Which loader.")
-@click.option("--json", "as_json", is_flag=True, help="Print the metrics as JSON.")
-def evaluate(target: str, checkpoint: Path, split: str, as_json: bool, **chosen: Any) -> None:
+@click.option("--json", "json_wanted", is_flag=True, help="Print the metrics as JSON.")
+def evaluate(target: str, checkpoint: Path, split: str, json_wanted: bool, **chosen: Any) -> None:
     """Evaluate a checkpoint of what TARGET describes; writes nothing."""
     metrics = _trainer(target, checkpoint, chosen).evaluate(split, checkpoint=checkpoint)
-    if as_json:
-        click.echo(json.dumps(metrics))
+    if json_wanted:
+        click.echo(as_json(metrics))
         return
     for name, value in metrics.items():
-        click.echo(f"{name}  {value:.6g}")
+        click.echo(f"{name}  {value:.6g}" if isinstance(value, float) else f"{name}  {value}")
 
 
 @click.command()
@@ -38,9 +37,12 @@ def evaluate(target: str, checkpoint: Path, split: str, as_json: bool, **chosen:
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Save the predictions here with torch.save, instead of printing."
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line for each batch.")
-def predict(target: str, checkpoint: Path, split: str, output: Path | None, as_json: bool, **chosen: Any) -> None:
+@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON line for each batch.")
+def predict(target: str, checkpoint: Path, split: str, output: Path | None, json_wanted: bool, **chosen: Any) -> None:
     """Predict with a checkpoint of what TARGET describes."""
+    if output is not None and not output.absolute().parent.is_dir():
+        message = f"--output {output}: there is no folder {output.absolute().parent}"
+        raise UsageError(message)
     outputs = _trainer(target, checkpoint, chosen).predict(split, checkpoint=checkpoint)
     if output is not None:
         import torch
@@ -49,19 +51,11 @@ def predict(target: str, checkpoint: Path, split: str, output: Path | None, as_j
         click.echo(f"{len(outputs)} batches of predictions: {output}")
         return
     for one in outputs:
-        click.echo(json.dumps(_plain(one)) if as_json else one)
+        click.echo(as_json(one) if json_wanted else one)
 
 
 def _trainer(target: str, checkpoint: Path, chosen: dict[str, Any]) -> Any:
     if not checkpoint.exists():
-        message = f"no checkpoint at {checkpoint}"
+        message = f"--checkpoint {checkpoint}: there is no checkpoint at {checkpoint.absolute()}"
         raise UsageError(message)
     return make_trainer(target, **chosen)
-
-
-def _plain(value: Any) -> Any:
-    if hasattr(value, "tolist"):
-        return value.tolist()
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value

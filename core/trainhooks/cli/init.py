@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 import click
@@ -80,14 +81,15 @@ def predict_step(trainer, batch):
 def init(directory: Path) -> None:
     """Write a starter trainconf.py into DIRECTORY (default: this one) that trains at once."""
     file = directory / PROJECT_FILE
-    if file.exists():
-        message = f"{file} exists; it is left as it is"
+    if file.exists() or file.is_symlink():
+        message = f"{file} exists and is left as it is; name another directory, or move it away"
         raise UsageError(message)
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        file.write_text(STARTER, encoding="utf-8")
+        with file.open("x", encoding="utf-8") as stream:  # never over a file or link that has come to be there
+            stream.write(STARTER)
     except OSError as error:
         message = f"cannot write {file}: {error.strerror}"
         raise UsageError(message) from None
-    where = "" if directory == Path() else f" {directory}"
+    where = "" if directory == Path() else f" {shlex.quote(str(directory))}"
     click.echo(f"wrote {file}\nnow run: trainhooks train{where}")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 import time
+from importlib import import_module
+from inspect import formatannotation, getdoc, isfunction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +14,9 @@ import click
 
 from trainhooks.config import Config
 from trainhooks.discovery import PluginRecord, find_plugins, select, unmatched_blocks
-from trainhooks.errors import PluginNotFoundError
+from trainhooks.errors import OptionError, PluginError, PluginNotFoundError, PluginValidationError
+from trainhooks.options import parameters, validated
+from trainhooks.validation import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,11 +26,11 @@ if TYPE_CHECKING:
 @click.option("-p", "names", multiple=True, metavar="NAME", help="As for train: use a plugin or not (no:NAME).")
 @click.option("--check", is_flag=True, help="Import, time and validate each; exit 1 on any fault.")
 @click.option("--options", "options_of", metavar="NAME", help="List the options of one plugin.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print JSON.")
 @click.option(
     "-C", "directory", type=click.Path(path_type=Path, exists=True, file_okay=False), default=".", help="Directory of the run."
 )
-def plugins(names: tuple[str, ...], check: bool, options_of: str | None, as_json: bool, directory: Path) -> None:
+def plugins(names: tuple[str, ...], check: bool, options_of: str | None, json_wanted: bool, directory: Path) -> None:
     """List every plugin: its name, its state and why, its distribution and version."""
     config = Config.read(directory)
     config.add_environment()
@@ -34,15 +38,16 @@ def plugins(names: tuple[str, ...], check: bool, options_of: str | None, as_json
     found = find_plugins()
     records = select(found, config)
     if options_of is not None:
-        _show_options(options_of, records)
+        _show_options(options_of, records, json_wanted=json_wanted)
         return
     for sentence in unmatched_blocks(found, config, ()):
         click.echo(f"trainhooks: {sentence}", err=True)
     rows = [_row(record) for record in records]
     if check:
+        import_module("trainhooks.trainer")  # torch is not to be counted as the import of the first plugin
         for record, row in zip(records, rows, strict=True):
-            _check(record, row)
-    if as_json:
+            _check(record, row, config)
+    if json_wanted:
         click.echo(json.dumps(rows, indent=1))
     else:
         columns = ("name", "state", "distribution", "version", *(("import_ms", "hooks") if check else ()), "reason")
@@ -63,66 +68,75 @@ def _row(record: PluginRecord) -> dict[str, Any]:
     }
 
 
-def _check(record: PluginRecord, row: dict[str, Any]) -> None:
-    """Import and validate one plugin; a class is validated without being built, since its options are not known here."""
-    from trainhooks.errors import PluginError
-
+def _check(record: PluginRecord, row: dict[str, Any], config: Config) -> None:
+    """Import and validate one plugin; a class is validated without being built."""
     row["import_ms"], row["hooks"] = "", ""
-    if record.state == "disabled" or record.found is None:
+    if record.state in ("disabled", "shadowed") or record.found is None:
         return
+    who = f"plugin {record.name!r} ({record.found.distribution} {record.found.version})"
     began = time.perf_counter()
     try:
         thing = record.found.load()
         row["import_ms"] = round((time.perf_counter() - began) * 1000)
-        row["hooks"] = " ".join(_hooks_of(thing, record.name))
-    except PluginError as error:
-        row["state"], row["reason"] = "failed", str(error).splitlines()[0]
+        options = config.plugins.get(record.name, {})
+        if callable(thing) and (record.state == "active" or options):
+            validated(thing, {name: value for name, value in options.items() if name != "on_error"}, who)
+        row["hooks"] = " ".join(_hooks_of(thing, record))
+    except (PluginError, OptionError) as error:
+        row["state"], row["reason"] = "failed", str(error)
 
 
-def _hooks_of(thing: Any, name: str) -> list[str]:
-    from trainhooks.errors import PluginValidationError
+def _hooks_of(thing: Any, record: PluginRecord) -> list[str]:
     from trainhooks.manager import Plugin, PluginManager
     from trainhooks.validation import hook_functions
 
     instance: Any
     if isinstance(thing, type):
         instance = object.__new__(thing)
-    elif callable(thing) and not hasattr(thing, "__path__"):
-        return ["(factory)"]
+    elif isfunction(thing):
+        return ["(made by a function)"]
     else:
         instance = thing
-    plugin = Plugin(name, instance)
+    assert record.found is not None  # noqa: S101 - it has been imported
+    plugin = Plugin(record.name, instance, distribution=record.found.distribution, version=record.found.version)
     PluginManager().check(plugin)
     hooks = sorted({mark.get("specname") or attribute for attribute, _, mark in hook_functions(instance)})
     if not hooks:
-        raise PluginValidationError(str(plugin), [f"{thing!r} implements no hook"])
+        raise PluginValidationError(str(plugin), [f"entry point {record.found.value!r} is {thing!r}, which implements no hook"])
     return hooks
 
 
-def _show_options(name: str, records: Sequence[PluginRecord]) -> None:
-    from trainhooks.options import parameters
-    from trainhooks.validation import suggestion
-
+def _show_options(name: str, records: Sequence[PluginRecord], *, json_wanted: bool) -> None:
     record = next((one for one in records if one.name == name and one.found is not None), None)
     if record is None or record.found is None:
-        message = f"no plugin is named {name!r}{suggestion(name, [one.name for one in records])}"
+        message = (
+            f"no plugin is named {name!r}{suggestion(name, [one.name for one in records])}; `trainhooks plugins` lists all"
+        )
         raise PluginNotFoundError(message)
     thing = record.found.load()
     rows = [
         {
             "option": option,
-            "type": getattr(parameter.annotation, "__name__", str(parameter.annotation)).replace("typing.", ""),
-            "default": "(required)" if parameter.default is parameter.empty else repr(parameter.default),
+            "type": "any" if parameter.annotation is Any else formatannotation(parameter.annotation).replace("typing.", ""),
+            "default": "(required)" if parameter.default is parameter.empty else _default(parameter.default),
         }
         for option, parameter in (parameters(thing) if callable(thing) else {}).items()
     ]
+    if json_wanted:
+        click.echo(json.dumps(rows, indent=1))
+        return
     click.echo(table(("option", "type", "default"), rows) if rows else f"plugin {name!r} has no options")
-    click.echo(f"\n{(thing.__doc__ or '').strip()}")
+    if text := getdoc(thing):
+        click.echo(f"\n{text}")
+
+
+def _default(value: Any) -> str:
+    return value.__name__ if callable(value) and hasattr(value, "__name__") else repr(value)
 
 
 def table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     """Return aligned columns, the last of them as long as it likes."""
-    cells = [[str(row.get(column, "")) for column in columns] for row in rows]
+    cells = [[str(row.get(column, "")).replace("\n", " ") for column in columns] for row in rows]
     widths = [max(len(column), *(len(line[i]) for line in cells)) if cells else len(column) for i, column in enumerate(columns)]
     lines = [list(columns), *cells]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import math
+import os
+import re
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -12,8 +17,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from trainhooks.config import Config
-from trainhooks.errors import UsageError
+from trainhooks.errors import PluginImportError, UsageError
+from trainhooks.options import parameters
 from trainhooks.project import PROJECT_FILE
+from trainhooks.validation import suggestion
 
 if TYPE_CHECKING:
     from trainhooks import Trainer
@@ -72,43 +79,93 @@ def make_trainer(
         UsageError: TARGET is neither.
     """
     show_log()
-    if ":" in target and not Path(target).exists():
-        if plugins or options or settings or conf:
-            message = f"TARGET {target!r} is a Trainer: -p, -o, --set and --conf belong into the code that makes it"
+    if is_reference(target):
+        given = {"-p": plugins, "-o": options, "--set": settings, "--conf": conf, "--skip-failed": skip_failed}
+        if words := [word for word, value in given.items() if value]:
+            message = (
+                f"TARGET {target!r} is a Trainer, so {words[0]} has no effect on it; it belongs into the code that makes it"
+            )
             raise UsageError(message)
         return _imported(target)
-    directory = Path(target)
-    if directory.is_file():
-        conf, directory = conf or directory, directory.parent
-    if not directory.is_dir():
-        message = f"TARGET {target!r} is neither a directory with a {PROJECT_FILE} nor module:attribute"
-        raise UsageError(message)
-    file = project_file(directory, conf)
+    directory = directory_of(target)
+    file = Path(target) if conf is None and Path(target).is_file() else project_file(directory, conf)
     if file is None:
         message = (
-            f"no {PROJECT_FILE} in {directory.absolute()}: `trainhooks init {target}` writes one, --conf FILE names another"
+            f"no {PROJECT_FILE} in {directory.absolute()}: `trainhooks init{_argument(directory)}` writes one, "
+            "--conf FILE names another"
         )
         raise UsageError(message)
     config = read_config(directory, plugins, options, settings)
-    sys.path.append(str(file.absolute().parent))  # for modules beside it; at the end, so that it shadows nothing
+    make_importable(file.absolute().parent)
 
     from trainhooks import Trainer
 
     return Trainer(conf=file, config=config, skip_failed=skip_failed, **arguments)
 
 
+def is_reference(target: str) -> bool:
+    """Return whether TARGET is ``module:attribute``; a path of that name goes first."""
+    return ":" in target and not Path(target).exists()
+
+
+def directory_of(target: str) -> Path:
+    """Return the directory of the run that TARGET names, itself or by a project file in it.
+
+    Raises:
+        UsageError: TARGET is neither.
+    """
+    path = Path(target)
+    directory = path.parent if path.is_file() else path
+    if not directory.is_dir():
+        message = f"TARGET {target!r} is neither a directory with a {PROJECT_FILE}, nor a project file, nor module:attribute"
+        raise UsageError(message)
+    return directory
+
+
+def _argument(directory: Path) -> str:
+    return "" if directory == Path() else f" {shlex.quote(str(directory))}"
+
+
+def make_importable(directory: Path) -> None:
+    """Let modules beside the project be imported; last, so that they shadow nothing."""
+    if str(directory) not in sys.path:
+        sys.path.append(str(directory))
+
+
 def _imported(target: str) -> Trainer:
     from trainhooks import Trainer
     from trainhooks.assembly import load_reference
 
-    sys.path.append(str(Path.cwd()))
-    thing = load_reference(target)
-    if callable(thing):
+    make_importable(Path.cwd())
+    try:
+        thing = load_reference(target)
+    except PluginImportError as error:
+        message = _no_such_target(target, error.__cause__)
+        if message is None:  # the module is there and broken
+            raise
+        raise UsageError(message) from None
+    if not isinstance(thing, Trainer) and callable(thing):
+        needed = [name for name, one in parameters(thing).items() if one.default is one.empty]
+        if needed:
+            message = f"TARGET {target!r} cannot be called without arguments, it needs {', '.join(needed)}"
+            raise UsageError(message)
         thing = thing()
     if not isinstance(thing, Trainer):
-        message = f"TARGET {target!r} is {type(thing).__name__}, no Trainer and no function that returns one"
+        message = f"TARGET {target!r} gives {type(thing).__name__}, it must be a Trainer or a function that returns one"
         raise UsageError(message)
     return thing
+
+
+def _no_such_target(target: str, cause: BaseException | None) -> str | None:
+    """Return what is wrong with the words of TARGET itself, ``None`` if its module fails."""
+    name, _, attribute = target.partition(":")
+    if isinstance(cause, ModuleNotFoundError) and cause.name and (name == cause.name or name.startswith(f"{cause.name}.")):
+        return f"TARGET {target!r}: there is no module {cause.name!r} here or among what is installed"
+    if isinstance(cause, AttributeError) and name in sys.modules:
+        return f"TARGET {target!r}: module {name!r} has no {attribute!r}{suggestion(attribute, vars(sys.modules[name]))}"
+    if isinstance(cause, ValueError | TypeError) and not name.strip("."):
+        return f"TARGET {target!r}: the name of the module is missing; write module:attribute"
+    return None
 
 
 def show_log() -> None:
@@ -122,24 +179,54 @@ def show_log() -> None:
         logger.propagate = False
 
 
+def as_json(value: Any, indent: int | None = None) -> str:
+    """Return JSON that every reader takes: what is not finite is ``null``, what is no plain value is text."""
+
+    def plain(one: Any) -> Any:
+        if hasattr(one, "tolist"):
+            one = one.tolist()
+        if isinstance(one, dict):
+            return {str(key): plain(item) for key, item in one.items()}
+        if isinstance(one, list | tuple):
+            return [plain(item) for item in one]
+        if isinstance(one, float) and not math.isfinite(one):
+            return None
+        return one
+
+    return json.dumps(plain(value), indent=indent, default=str, allow_nan=False)
+
+
 def run_folder(config: Config, directory: Path, resume: str | None) -> Path | None:
     """Return the folder of a run for which none was set: a fresh one, or for a resume the one that goes on."""
     if "work_dir" in config.settings:
         return None
     if resume not in (None, "auto"):
-        for parent in Path(str(resume)).absolute().parents:
-            if (parent / "run.json").is_file():
-                return parent
+        path = Path(str(resume)).absolute()
+        for folder in (path, *path.parents):
+            if (folder / "run.json").is_file():
+                return folder
     given = config.settings.get("name")
-    name = str(given.value) if given is not None else directory.absolute().name
+    name = _file_name(str(given.value) if given is not None else directory.absolute().name)
     runs = Path("runs")
     if resume == "auto" and runs.is_dir():
-        former = [path for path in runs.iterdir() if path.name[16:] == name and (path / "run.json").is_file()]
+        former = [path for path in runs.iterdir() if _stamp(path.name, name) and (path / "run.json").is_file()]
         if former:
-            return max(former, key=lambda path: path.name)
-    stem = runs / f"{time.strftime('%Y%m%d-%H%M%S')}-{name}"
-    number, path = 1, stem
+            return max(former, key=lambda path: _stamp(path.name, name))
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    number, path = 1, runs / f"{stamp}-{name}"
     while path.exists():
         number += 1
-        path = stem.with_name(f"{stem.name}-{number}")
+        path = runs / f"{stamp}.{number}-{name}"
     return path
+
+
+def _file_name(name: str) -> str:
+    """Return ``name`` as one part of a path that no file system finds too long."""
+    flat = re.sub(r"[/\\\x00-\x1f]", "_", name)
+    return os.fsencode(flat)[:200].decode(errors="ignore") or "run"
+
+
+def _stamp(folder: str, name: str) -> tuple[str, int] | tuple[()]:
+    """Return what sorts the folders of a run by age; nothing if the folder is of another run."""
+    match = re.fullmatch(r"(\d{8}-\d{6})(?:\.(\d+))?-(.*)", folder, re.DOTALL)
+    return (match[1], int(match[2] or 1)) if match and match[3] == name else ()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-import json
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainhooks.cli.target import make_trainer, run_options
+from trainhooks.cli.target import as_json, make_trainer, run_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -39,7 +39,15 @@ class Tracer:
 
     def __init__(self) -> None:
         self.root = Node("run")
-        self._open = [self.root]
+        self._threads = threading.local()
+
+    @property
+    def _open(self) -> list[Node]:
+        """The calls that are running on this thread; what another one than the trainer's does stands beside the rest."""
+        stack: list[Node] | None = getattr(self._threads, "stack", None)
+        if stack is None:
+            stack = self._threads.stack = [self.root]
+        return stack
 
     def call(self, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return ``call``, recorded."""
@@ -103,19 +111,21 @@ class Tracer:
 @click.command()
 @run_options
 @click.option("--steps", default=2, show_default=True, type=click.IntRange(min=1), help="How many steps.")
-@click.option("--json", "as_json", is_flag=True, help="Print the tree as JSON.")
-def trace(target: str, steps: int, as_json: bool, **chosen: Any) -> None:
+@click.option("--json", "json_wanted", is_flag=True, help="Print the tree as JSON.")
+def trace(target: str, steps: int, json_wanted: bool, **chosen: Any) -> None:
     """Run a few real steps of TARGET and show every hook call with its time; writes nothing."""
-    chosen["plugins"] = (*chosen["plugins"], *(("no:progress",) if not _names(chosen["plugins"], "progress") else ()))
     trainer = make_trainer(target, **chosen)
+    trainer.run_folder = None
+    if "progress" in trainer.plugins and "progress" not in chosen["plugins"]:
+        trainer.unregister("progress")
     tracer = Tracer()
     trainer.manager.trace(tracer.implementation, tracer.call)
     trainer.train(max_steps=trainer.step + steps)
-    if as_json:
-        click.echo(json.dumps(tracer.root.as_dict()))
+    if json_wanted:
+        click.echo(as_json(tracer.root.as_dict()))
         return
     for node in tracer.root.children:
-        _print(node, 0)
+        _print(node, 0, steps, "")
     click.echo("\nhost time of each plugin in all its hooks, what it calls included")
     totals: dict[str, list[float]] = {}
     _add_up(tracer.root, totals)
@@ -123,15 +133,21 @@ def trace(target: str, steps: int, as_json: bool, **chosen: Any) -> None:
         click.echo(f"  {plugin:<20} {seconds * 1000:9.3f} ms  {int(calls)} calls")
 
 
-def _names(words: tuple[str, ...], name: str) -> bool:
-    return any(word.removeprefix("no:") == name for word in words)
-
-
-def _print(node: Node, depth: int) -> None:
-    name = node.hook if node.plugin is None else f"· {node.plugin}{' (wraps)' if node.wraps else ''}"
+def _print(node: Node, depth: int, steps: int, caller: str) -> None:
+    """Print a call and what it calls, of every hook as often as there are steps; evaluations have many more batches."""
+    name = "" if node.plugin is None else f"· {node.plugin}{' (wraps)' if node.wraps else ''}"
+    name = name if node.hook == caller and name else f"{node.hook} {name}"
     click.echo(f"{'  ' * depth}{name:<{max(44 - 2 * depth, 1)}} {node.seconds * 1000:9.3f} ms")
+    seen: dict[tuple[str, str | None], list[float]] = {}
     for child in node.children:
-        _print(child, depth + 1)
+        times = seen.setdefault((child.hook, child.plugin), [])
+        times.append(child.seconds)
+        if len(times) <= steps:
+            _print(child, depth + 1, steps, node.hook)
+    for (hook, _), times in seen.items():
+        if rest := times[steps:]:
+            line = f"{hook}, {len(rest)} more"
+            click.echo(f"{'  ' * (depth + 1)}{line:<{max(42 - 2 * depth, 1)}} {sum(rest) * 1000:9.3f} ms")
 
 
 def _add_up(node: Node, totals: dict[str, list[float]], inside: frozenset[str] = frozenset()) -> None:

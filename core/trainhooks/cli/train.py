@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainhooks.cli.target import make_trainer, read_config, run_folder, run_options
+from trainhooks.cli.target import as_json, directory_of, is_reference, make_trainer, read_config, run_folder, run_options
+from trainhooks.errors import UsageError
 
 if TYPE_CHECKING:
     from trainhooks import Trainer
@@ -19,28 +19,39 @@ if TYPE_CHECKING:
 @click.option("--resume", metavar="auto|PATH", help="Go on from a checkpoint, or from the newest of the run folder.")
 @click.option("--overwrite", is_flag=True, help="Replace a former run in work_dir; removes only what trainhooks made.")
 @click.option("--strict-plugins", is_flag=True, help="Refuse to resume with other plugins than the checkpoint was made with.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON on the last line.")
-def train(target: str, resume: str | None, overwrite: bool, strict_plugins: bool, as_json: bool, **chosen: Any) -> None:
+@click.option("--json", "json_wanted", is_flag=True, help="Print the outcome as JSON on the last line.")
+def train(target: str, resume: str | None, overwrite: bool, strict_plugins: bool, json_wanted: bool, **chosen: Any) -> None:
     """Train what TARGET describes.
 
     TARGET is a directory with a trainconf.py (default: this one), or module:attribute giving a Trainer.
     """
     trainer = _trainer(target, resume, overwrite, strict_plugins, chosen)
     outcome = trainer.train(resume=resume)
-    if as_json:
-        click.echo(json.dumps(vars(outcome)))
+    if json_wanted:
+        click.echo(as_json({**vars(outcome), "work_dir": trainer.work_dir, "checkpoint": _checkpoint(trainer)}))
     elif trainer.work_dir is not None:
         click.echo(f"run folder: {trainer.work_dir}")
-        path = getattr(trainer.plugins.get("checkpoint"), "path", None)
-        if path is not None:
+        if (path := _checkpoint(trainer)) is not None:
             click.echo(f"checkpoint: {path}")
 
 
+def _checkpoint(trainer: Trainer) -> Path | None:
+    return getattr(trainer.plugins.get("checkpoint"), "path", None)
+
+
 def _trainer(target: str, resume: str | None, overwrite: bool, strict_plugins: bool, chosen: dict[str, Any]) -> Trainer:
-    directory = Path(target)
-    directory = directory.parent if directory.is_file() else directory
-    if not directory.is_dir():  # module:attribute, or an error that make_trainer reports
-        return make_trainer(target, **chosen)
+    if resume is not None and overwrite:
+        message = f"--resume {resume} goes on with a run and --overwrite replaces it; drop one"
+        raise UsageError(message)
+    if resume is not None and resume != "auto" and not Path(resume).exists():
+        message = f"--resume {resume}: there is no checkpoint at {Path(resume).absolute()}; write auto for the newest one"
+        raise UsageError(message)
+    if is_reference(target):
+        trainer = make_trainer(target, **chosen)
+        trainer.overwrite |= overwrite
+        trainer.strict_plugins |= strict_plugins
+        return trainer
+    directory = directory_of(target)
     config = read_config(directory, chosen["plugins"], chosen["options"], chosen["settings"])
     work_dir = run_folder(config, directory, resume)
     return make_trainer(target, **chosen, work_dir=work_dir, overwrite=overwrite, strict_plugins=strict_plugins)
