@@ -63,9 +63,9 @@ class Session:
                         "no limit: give max_epochs, max_steps or max_updates (--set max_epochs=10), else training never ends"
                     )
                     raise UsageError(message)
+                trainer.build(training=self.training)
                 if self.training and trainer.run_folder is not None:
                     trainer.run_folder.open(resume=self.resume is not None, overwrite=trainer.overwrite)
-                trainer.build(training=self.training)
                 self._set_up()
                 result = work()
             except BaseException as error:
@@ -165,8 +165,10 @@ class Session:
         trainer._configured = True
 
     def _set_up(self) -> None:
-        for plugin in list(self.trainer.manager.plugins.values()):
-            self.set_up_plugin(plugin)
+        done: set[Plugin] = set()
+        while waiting := [plugin for plugin in self.trainer.manager.plugins.values() if plugin not in done]:
+            done.add(waiting[0])  # one at a time: a plugin may register others in its setup
+            self.set_up_plugin(waiting[0])
         self.set_up = True
         self.trainer.open_reporter()
 

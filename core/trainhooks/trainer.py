@@ -237,6 +237,7 @@ class Trainer(Driver):
             self.manager.call_each("configure", [new], {"trainer": self})
         if self.session is not None and self.session.set_up:
             self.session.set_up_plugin(new)
+        self.plan_attention()
         return new.name
 
     def unregister(self, name: str) -> Any:
