@@ -100,10 +100,10 @@ def to_device(batch: Batch, device: torch.device) -> Batch:
         if batch.device == device:
             return batch
         return batch.to(device, non_blocking=batch.device.type == "cpu" and batch.is_pinned())
+    if callable(getattr(batch, "to", None)):  # a PackedSequence is a named tuple too, and knows what stays on the host
+        return batch.to(device)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return kind(*(to_device(item, device) for item in batch))
-    if callable(getattr(batch, "to", None)):
-        return batch.to(device)
     if isinstance(batch, Mapping):
         moved = {key: to_device(value, device) for key, value in batch.items()}
         return moved if kind is dict or not isinstance(batch, dict) else _like(batch, moved)
@@ -118,17 +118,28 @@ def _like(batch: dict[Any, Any], moved: dict[Any, Any]) -> Any:
 
 
 def batch_size(batch: Batch) -> int:
-    """Return the length of the first tensor's first dimension, or of a plain sequence; 1 where neither is found."""
-    kind = type(batch)
-    first = batch[0] if (kind is tuple or kind is list) and batch else batch
+    """Return the length of the first tensor's first dimension, or of a plain sequence; 1 where neither is found.
+
+    A list of mappings with the same keys is taken for a list of samples (Detectron2), a tuple of tuples for one whose samples are not stacked
+    (``tuple(zip(*samples))`` as ``collate_fn``), unless a tensor beside them says how many there are.
+    """
+    first = batch[0] if isinstance(batch, tuple | list) and batch else batch
     if isinstance(first, torch.Tensor):
         return first.shape[0] if first.ndim else 1
     if isinstance(first, Mapping):
-        tensors = (value for value in first.values() if isinstance(value, torch.Tensor) and value.ndim)
-        return next((tensor.shape[0] for tensor in tensors), 1)
-    if first is not batch:
-        return batch_size(first) if isinstance(first, tuple | list) else len(batch)
-    return 1
+        if isinstance(batch, list) and all(isinstance(item, Mapping) and item.keys() == first.keys() for item in batch):
+            return len(batch)
+        return _first_length(first.values()) or 1
+    if first is batch:
+        return 1
+    if isinstance(first, tuple | list):
+        return _first_length(batch[1:]) or len(first)
+    return len(batch)
+
+
+def _first_length(values: Iterable[Any]) -> int | None:
+    lengths = (value.shape[0] for value in values if isinstance(value, torch.Tensor) and value.ndim)
+    return next(lengths, None)
 
 
 def call_model(model: nn.Module, batch: Batch) -> Any:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .data import batch_size, call_model, no_batches, to_device
-from .errors import UsageError
+from .errors import DataError, SkipStep, UsageError
 from .loop import named_loss
 from .markers import hookimpl
-from .metrics import Series, to_host
+from .metrics import Series, is_scalar, to_host
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -28,15 +28,22 @@ def evaluate(trainer: Trainer, split: str) -> Metrics:
     with inference_mode(trainer, split):
         if hooks.before_eval is not None:
             hooks.before_eval(trainer=trainer, split=split)
-        batches = 0
+        batches = dropped = 0
         for raw in loader:
-            batch = hooks.prepare_batch(trainer=trainer, batch=raw)
+            try:
+                batch = hooks.prepare_batch(trainer=trainer, batch=raw)
+            except SkipStep:  # a filter of batches; what it keeps is what is measured
+                dropped += 1
+                continue
             output = hooks.eval_step(trainer=trainer, batch=batch, split=split)
             add_weighted(means, output, batch)
             if hooks.after_eval_step is not None:
                 hooks.after_eval_step(trainer=trainer, batch=batch, output=output, split=split)
             batches += 1
         if batches == 0:
+            if dropped:
+                message = f"evaluation of {split!r}: prepare_batch dropped all of its {dropped} batches"
+                raise DataError(message)
             raise no_batches(loader, f"evaluation of {split!r}")
         metrics = to_host({f"{split}/{name}": series.result()[0] for name, series in means.items()})
         if hooks.after_eval is not None:
@@ -52,7 +59,7 @@ def eval_step(trainer: Trainer, batch: Batch, split: str) -> Output:
 
 @hookimpl(trylast=True)
 def predict(trainer: Trainer, split: str) -> list[Any]:
-    """Collect what ``predict_step`` returns, on the host."""
+    """Collect what ``predict_step`` returns, on the host; a batch that ``prepare_batch`` dropped has no output."""
     hooks = trainer.hooks
     loader = trainer.loader(split)
     outputs = []
@@ -61,7 +68,10 @@ def predict(trainer: Trainer, split: str) -> list[Any]:
         if hooks.before_predict is not None:
             hooks.before_predict(trainer=trainer, split=split)
         for raw in loader:
-            batch = hooks.prepare_batch(trainer=trainer, batch=raw)
+            try:
+                batch = hooks.prepare_batch(trainer=trainer, batch=raw)
+            except SkipStep:
+                continue
             output = to_device(hooks.predict_step(trainer=trainer, batch=batch, split=split), host)
             outputs.append(output)
             if hooks.after_predict_step is not None:
@@ -108,8 +118,6 @@ def add_weighted(means: dict[str, Series], output: Output, batch: Batch) -> None
     if weight is None:
         weight = batch_size(batch)
     for name, value in output.items():
-        is_scalar = isinstance(value, int | float) or (isinstance(value, torch.Tensor) and value.ndim == 0)
-        if name != "weight" and is_scalar:
-            means.setdefault(name, Series("mean")).add(
-                value.detach() if isinstance(value, torch.Tensor) else value, float(weight)
-            )
+        if name != "weight" and is_scalar(value):
+            number = value.detach() if isinstance(value, torch.Tensor) else float(value)
+            means.setdefault(name, Series("mean")).add(number, float(weight))
