@@ -41,14 +41,18 @@ class RunFolder:
         """
         if self._open:
             return
-        if self.path.exists() and not self.path.is_dir():
-            message = f"work_dir {self.path} is a file; name a folder"
-            raise UsageError(message)
-        longest = len(os.fsencode(self.path.name))
+        longest = max((len(os.fsencode(part)) for part in self.path.parts), default=0)
         if longest > 255:  # noqa: PLR2004 - NAME_MAX of every common file system
-            message = f"work_dir {self.path}: the folder's name has {longest} bytes, at most 255 are possible"
+            message = f"work_dir {self.path}: a name in it has {longest} bytes, at most 255 are possible"
             raise UsageError(message)
-        if self.is_run and not resume and not overwrite:
+        if "\0" in str(self.path):
+            message = f"work_dir {str(self.path)!r}: a path cannot hold a NUL character"
+            raise UsageError(message)
+        above = next((one for one in (self.path, *self.path.parents) if one.exists()), None)
+        if above is not None and not above.is_dir():
+            message = f"work_dir {self.path}: {above} is a file; name a folder"
+            raise UsageError(message)
+        if self.is_run and not resume and not overwrite and self._former_names() != []:
             message = (
                 f"work_dir {self.path} holds a former run: resume it with --resume auto (train(resume='auto')), "
                 "replace it with --overwrite (overwrite=True), or name another folder"
@@ -68,7 +72,7 @@ class RunFolder:
         self.check(resume=resume, overwrite=overwrite)
         self.path.mkdir(parents=True, exist_ok=True)
         if self.is_run:
-            self._names = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))["files"]
+            self._names = self._taken_over(resume=resume)
             if not resume:
                 self._remove_former()
         self._open = True
@@ -84,8 +88,11 @@ class RunFolder:
         if ".." in Path(name).parts or Path(name).is_absolute():
             message = f"run_file({name!r}): must be a name inside the run folder"
             raise UsageError(message)
+        if not self._open:
+            self._join()
         if not self.path.is_dir():
             log.warning("the run folder %s was removed; it is made anew", self.path)
+            self.path.mkdir(parents=True)
             self._names = []
         if name not in self._names:
             if path.exists():
@@ -96,16 +103,50 @@ class RunFolder:
             self._write()
         return path
 
+    def _join(self) -> None:
+        """Write beside what a former run made, for an evaluation or prediction, which opens no folder; keep its list."""
+        if self.is_run:
+            self._names = self._taken_over(resume=True)
+        elif not self.path.is_dir():
+            self.path.mkdir(parents=True)
+            self._open = True
+
     def forget(self, name: str) -> None:
         """Take a name off the list, when its file has been removed."""
         if name in self._names:
             self._names.remove(name)
             self._write()
 
+    def _former_names(self) -> list[str] | None:
+        """Return what the former run lists as its own, or ``None`` where its list is damaged."""
+        try:
+            names = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))["files"]
+        except (ValueError, KeyError, TypeError):
+            return None
+        return [str(name) for name in names] if isinstance(names, list) else None
+
+    def _taken_over(self, *, resume: bool) -> list[str]:
+        names = self._former_names()
+        if names is None and not resume:
+            message = (
+                f"{self.path / MANIFEST} is damaged, so it is not known what the former run made: remove {self.path} "
+                "yourself, or name another folder"
+            )
+            raise UsageError(message)
+        if names is None:
+            log.warning("%s is damaged; everything in the folder is taken for the former run's", self.path / MANIFEST)
+            folder = self.path / "checkpoints"
+            inside = [f"checkpoints/{entry.name}" for entry in folder.iterdir()] if folder.is_dir() else []
+            names = inside + [entry.name for entry in self.path.iterdir() if entry.name not in (MANIFEST, folder.name)]
+        return names
+
     def _write(self) -> None:
         self.path.mkdir(parents=True, exist_ok=True)
         temporary = self.path / f".{MANIFEST}.tmp"
-        temporary.write_text(json.dumps({"format": 1, "files": self._names}, indent=1), encoding="utf-8")
+        with temporary.open("w", encoding="utf-8") as file:
+            json.dump({"format": 1, "files": self._names}, file, indent=1)
+            file.flush()
+            os.fsync(file.fileno())  # else a power cut may leave an empty list under the final name
         temporary.replace(self.path / MANIFEST)
 
     def _remove_former(self) -> None:
