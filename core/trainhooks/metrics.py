@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
+from numbers import Real
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,7 +13,7 @@ import torch
 from .errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from .types import Metrics, Output
 
@@ -58,16 +59,17 @@ class Series:
         self.values.append(value)
         self.weights.append(weight)
         if len(self.values) >= _FOLD:
-            self._fold()
+            self.fold()
 
     def result(self) -> tuple[Any, float]:
         """Return the reduced value, on its device, and the weight behind it."""
-        self._fold()
+        self.fold()
         if self.reduce == "mean":
             return self._folded / self._folded_weight if self._folded_weight else math.nan, self._folded_weight
         return self._folded, self._folded_weight
 
-    def _fold(self) -> None:
+    def fold(self) -> None:
+        """Reduce what has been kept to one value."""
         values, weights = self.values, self.weights
         if not values:
             return
@@ -81,29 +83,58 @@ class Series:
 
 
 def _combine(values: list[Any], weights: list[float], reduce: Reduce) -> Any:
-    """Reduce values of one kind in one operation, mixed ones one by one; in double precision where there is any."""
-    if not all(isinstance(value, torch.Tensor) for value in values):
-        numbers = [float(value) for value in values]
-        if reduce == "mean":
-            return math.fsum(number * weight for number, weight in zip(numbers, weights, strict=True))
-        return math.fsum(numbers) if reduce == "sum" else min(numbers) if reduce == "min" else max(numbers)
+    """Reduce the numbers, and the tensors of each device in one operation there, in double precision where it has that."""
+    by_device: dict[torch.device | None, list[int]] = {}
+    for index, value in enumerate(values):
+        by_device.setdefault(value.device if isinstance(value, torch.Tensor) else None, []).append(index)
+    total: Any = None
+    for device, indices in by_device.items():
+        picked, their_weights = [values[index] for index in indices], [weights[index] for index in indices]
+        part = _numbers(picked, their_weights, reduce) if device is None else _tensors(picked, their_weights, reduce)
+        total = part if total is None else _join(total, part, reduce)
+    return total
+
+
+def _numbers(values: Sequence[float], weights: Sequence[float], reduce: Reduce) -> float:
+    if reduce in ("mean", "sum"):
+        weighted = [value * weight for value, weight in zip(values, weights, strict=True)] if reduce == "mean" else values
+        return math.fsum(weighted) if all(map(math.isfinite, weighted)) else sum(weighted)  # fsum refuses inf - inf
+    if any(math.isnan(value) for value in values):
+        return math.nan
+    return float(min(values) if reduce == "min" else max(values))
+
+
+def _tensors(values: Sequence[torch.Tensor], weights: Sequence[float], reduce: Reduce) -> torch.Tensor:
+    if len({value.dtype for value in values}) > 1:
+        values = [value.double() if value.device.type != "mps" else value.float() for value in values]
     stacked = torch.stack([value.reshape(()) for value in values])
+    if reduce == "mean":
+        return _weighted_sum(stacked, weights)
     if stacked.device.type != "mps":
         stacked = stacked.double()
-    if reduce == "mean":
-        if min(weights) == max(weights):
-            return stacked.sum() * weights[0]
-        return (stacked * torch.tensor(weights, dtype=stacked.dtype, device=stacked.device)).sum()
     return stacked.sum() if reduce == "sum" else stacked.min() if reduce == "min" else stacked.max()
 
 
+def _weighted_sum(values: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+    """Return the sum of ``values`` (one dimension) times ``weights``, in double precision where the device has that."""
+    if values.device.type != "mps":
+        values = values.double()
+    if min(weights) == max(weights):
+        return values.sum() * weights[0]
+    return (values * torch.tensor(weights, dtype=values.dtype, device=values.device)).sum()
+
+
 def _join(a: Any, b: Any, reduce: Reduce) -> Any:
+    """Reduce two reduced values, either of which may be a tensor; NaN stays NaN, whichever side it is on."""
+    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.device != b.device:
+        a, b = (a, b.to(a.device)) if b.device.type == "cpu" else (a.to(b.device), b)
     if reduce in ("mean", "sum"):
         return a + b
-    smaller = a < b
-    if isinstance(smaller, torch.Tensor):
-        return torch.where(smaller, *((a, b) if reduce == "min" else (b, a)))
-    return a if smaller == (reduce == "min") else b
+    for one, other in ((a, b), (b, a)):
+        if isinstance(one, torch.Tensor):
+            pair = one, torch.as_tensor(other, dtype=one.dtype, device=one.device)
+            return torch.minimum(*pair) if reduce == "min" else torch.maximum(*pair)
+    return _numbers((a, b), (1, 1), reduce)
 
 
 class MetricBus:
@@ -111,7 +142,7 @@ class MetricBus:
 
     def __init__(self) -> None:
         self._pending: dict[str, Series] = {}
-        self._epoch: dict[str, list[float]] = {}
+        self._epoch: dict[str, tuple[Reduce, float, float]] = {}
         self._losses: list[Any] = []
         self._sizes: list[int] = []
 
@@ -121,18 +152,14 @@ class MetricBus:
         return bool(self._pending or self._losses)
 
     def add(self, name: str, value: Any, weight: float = 1, reduce: Reduce = "mean") -> None:
-        """Keep one value; a tensor is detached and stays on its device.
+        """Keep one value; a tensor stays on its device, copied there, since its owner may go on to change it in place.
 
         Raises:
             UsageError: The value is not a scalar.
         """
-        if isinstance(value, torch.Tensor):
-            if value.numel() != 1:
-                message = f"log({name!r}): a tensor of shape {tuple(value.shape)}; log scalars, for example its mean()"
-                raise UsageError(message)
-            value = value.detach()
-        elif isinstance(value, bool) or not isinstance(value, int | float):
-            value = _as_number(name, value)
+        self._keep(name, value if type(value) is float else _as_scalar(name, value), weight, reduce)
+
+    def _keep(self, name: str, value: Any, weight: float, reduce: Reduce = "mean") -> None:
         series = self._pending.get(name)
         if series is None:
             series = self._pending[name] = Series(reduce)
@@ -144,45 +171,71 @@ class MetricBus:
         self._sizes.append(size)
         if len(output) > 1:
             for name, value in output.items():
-                if name != "loss" and (isinstance(value, float) or (isinstance(value, torch.Tensor) and value.ndim == 0)):
-                    self.add("train/" + name, value, size)
+                if name != "loss" and is_scalar(value):
+                    self._keep("train/" + name, value.detach() if isinstance(value, torch.Tensor) else float(value), size)
         if len(self._losses) >= _FOLD:
             self._fold_losses()
 
     def _fold_losses(self) -> None:
         losses, sizes = self._losses, self._sizes
         self._losses, self._sizes = [], []
+        if not losses:
+            return
+        try:
+            stacked = torch.stack(losses)
+        except (TypeError, RuntimeError):  # numbers, or tensors of several kinds: one by one
+            stacked = None
+        if stacked is not None and stacked.ndim == 1:
+            weight = sum(sizes)
+            self._keep("train/loss", _weighted_sum(stacked.detach(), sizes) / weight, weight)
+            return
         for loss, size in zip(losses, sizes, strict=True):
-            if isinstance(loss, float) or (isinstance(loss, torch.Tensor) and loss.numel() == 1):
-                self.add("train/loss", loss, size)
+            if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+                self._keep("train/loss", loss.detach(), size)
+            elif isinstance(loss, Real):
+                self._keep("train/loss", float(loss), size)
 
     def flush(self) -> Metrics:
-        """Bring everything over and forget it; the values also count for the epoch's means."""
+        """Bring everything over and forget it; the values also count for those of the epoch."""
         self._fold_losses()
         reduced = {name: series.result() for name, series in self._pending.items()}
         values = to_host({name: value for name, (value, _) in reduced.items()})
         for name, value in values.items():
-            total = self._epoch.setdefault(name, [0.0, 0.0])
-            weight = reduced[name][1]
-            total[0] += value * weight
-            total[1] += weight
+            reduce, weight = self._pending[name].reduce, reduced[name][1]
+            if reduce == "mean":
+                value = value * weight if weight else 0.0  # noqa: PLW2901 - the sum that the mean came from
+            if name in self._epoch and reduce != "last":
+                _, before, its_weight = self._epoch[name]
+                value, weight = _join(before, value, reduce), its_weight + weight  # noqa: PLW2901
+            self._epoch[name] = (reduce, value, weight)
         self._pending = {}
         return values
 
     def end_epoch(self) -> Metrics:
-        """Return the means over the epoch of what was flushed during it, and start anew."""
-        means = {name: total / weight for name, (total, weight) in self._epoch.items() if weight}
-        self._epoch = {}
-        return means
+        """Return what was flushed during the epoch, reduced as each was logged, and start anew.
+
+        When it was flushed does not matter: the epoch's ``max`` is the highest value of the epoch.
+        """
+        epoch, self._epoch = self._epoch, {}
+        return {
+            name: value / weight if reduce == "mean" else value
+            for name, (reduce, value, weight) in epoch.items()
+            if weight or reduce != "mean"
+        }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the sums of the running epoch; call ``flush`` before."""
-        return {"epoch": {name: list(total) for name, total in self._epoch.items()}}
+        """Return the values of the running epoch; call ``flush`` before."""
+        return {"epoch": {name: list(kept) for name, kept in self._epoch.items()}}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned."""
-        self._epoch = {name: list(total) for name, total in state["epoch"].items()}
-        self._pending = {}
+        self._epoch = {name: (kept[0], kept[1], kept[2]) for name, kept in state["epoch"].items()}
+        self._pending, self._losses, self._sizes = {}, [], []
+
+
+def is_scalar(value: Any) -> bool:
+    """Return whether a value of an output is averaged: a number, NumPy's included, or a tensor without dimensions."""
+    return value.ndim == 0 if isinstance(value, torch.Tensor) else isinstance(value, Real)
 
 
 def to_host(values: Mapping[str, Any]) -> Metrics:
@@ -197,7 +250,13 @@ def to_host(values: Mapping[str, Any]) -> Metrics:
     return {name: float(host[name]) for name in values}
 
 
-def _as_number(name: str, value: Any) -> float:
+def _as_scalar(name: str, value: Any) -> Any:
+    """Return a number, or a tensor with one element, detached and still on its device."""
+    if isinstance(value, torch.Tensor):
+        if value.numel() != 1:
+            message = f"log({name!r}): a tensor of shape {tuple(value.shape)}; log scalars, for example its mean()"
+            raise UsageError(message)
+        return value.detach().clone()
     try:
         return float(value)
     except (TypeError, ValueError):
