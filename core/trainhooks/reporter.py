@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from .metrics import Record
@@ -14,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
-    from .manager import PluginManager
+    from .manager import Plugin, PluginManager
 
 log = logging.getLogger("trainhooks")
 
@@ -53,8 +55,9 @@ class Artifact:
 class Reporter:
     """Feeds ``report_metrics`` and ``report_artifact`` from a bounded queue.
 
-    A full queue drops the newest records, counts them, and says so at the end. An error of a plugin whose policy is
-    ``"raise"`` is kept and raised in the training thread by ``check``.
+    A full queue drops the newest records, counts them, and says so at the end. What an error leads to, the plugin's policy
+    decides, and always on the training thread, by ``check``: no hook changes under the feet of the loop. Until then a plugin
+    that failed gets nothing more.
 
     Args:
         manager: Whose plugins report.
@@ -65,7 +68,9 @@ class Reporter:
         self._manager = manager
         self._run = run
         self._queue: queue.Queue[Record | Artifact | None] = queue.Queue(_CAPACITY)
-        self._error: BaseException | None = None
+        self._failed: dict[Plugin, BaseException] = {}
+        self._settled: set[Plugin] = set()
+        self._abandoned = False
         self.dropped = 0
         self._thread = threading.Thread(target=self._work, name="trainhooks-reporter", daemon=True)
         self._thread.start()
@@ -78,34 +83,48 @@ class Reporter:
             self.dropped += 1
 
     def check(self) -> None:
-        """Raise the error that a plugin left, once."""
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
+        """Take plugins that failed out, or raise the error of one whose policy does not allow that; each once."""
+        if not self._failed:
+            return
+        raised: BaseException | None = None
+        for plugin, error in list(self._failed.items()):
+            if plugin in self._settled:
+                continue
+            self._settled.add(plugin)
+            if plugin.on_error == "disable" and isinstance(error, Exception):
+                self._manager.disable(plugin, error)
+            else:
+                raised = raised or error
+        if raised is not None:
+            raise raised
 
     def close(self, timeout_s: float) -> None:
         """Deliver what is queued, at most ``timeout_s`` seconds long, and report what was lost."""
+        deadline = time.monotonic() + timeout_s
         try:
             self._queue.put(None, timeout=timeout_s)
         except queue.Full:
             pass
         else:
-            self._thread.join(timeout_s)
+            self._thread.join(max(deadline - time.monotonic(), 0))
         if self._thread.is_alive():
+            self._abandoned = True  # the thread ends when the call that it hangs in returns
             log.warning("reporters did not finish within %g s; about %d records are lost", timeout_s, self._queue.qsize())
         if self.dropped:
             log.warning("reporters were too slow: %d records were dropped", self.dropped)
 
     def _work(self) -> None:
-        while True:
+        while not self._abandoned:
             items = self._take()
-            records = [item for item in items if isinstance(item, Record)]
-            if records:
-                self._deliver("report_metrics", {"run": self._run, "records": records})
-            for item in items:
-                if isinstance(item, Artifact):
-                    kwargs = {"run": self._run, "path": item.path, "name": item.name, "kind": item.kind}
-                    self._deliver("report_artifact", kwargs)
+            for _, group in groupby(items, type):
+                same = list(group)
+                records = [item for item in same if isinstance(item, Record)]
+                if records:
+                    self._deliver("report_metrics", {"run": self._run, "records": records})
+                for item in same:
+                    if isinstance(item, Artifact):
+                        kwargs = {"run": self._run, "path": item.path, "name": item.name, "kind": item.kind}
+                        self._deliver("report_artifact", kwargs)
             if items[-1] is None:
                 return
 
@@ -120,6 +139,12 @@ class Reporter:
         return items
 
     def _deliver(self, hook: str, kwargs: dict[str, Any]) -> None:
-        errors: list[BaseException] = []
-        self._manager.call_each(hook, list(self._manager.plugins.values()), kwargs, collect=errors)
-        self._error = self._error or next(iter(errors), None)
+        for plugin in list(self._manager.plugins.values()):
+            implementation = plugin.implementations.get(hook)
+            if implementation is None or plugin in self._failed or self._abandoned:
+                continue
+            function = implementation.direct or implementation.function
+            try:
+                function(*[kwargs[name] for name in implementation.arguments])
+            except BaseException as error:
+                self._failed[plugin] = error
