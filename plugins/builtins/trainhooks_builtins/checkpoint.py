@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import logging
+import math
 import os
+import pickle
 import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from trainhooks import CheckpointError, OptionError, UsageError, hookimpl
 from trainhooks.best import Best, Mode
@@ -26,6 +30,7 @@ log = logging.getLogger("trainhooks")
 FORMAT = 1
 _NAME = re.compile(r"step-(\d+)")
 _STATE, _MANIFEST = "state.pt", "manifest.json"
+_TEMPORARY, _ASIDE = ".tmp", ".old"
 
 
 class Checkpoint:
@@ -76,6 +81,7 @@ class Checkpoint:
         self.saved_step: int | None = None
         #: Where the newest checkpoint is.
         self.path: Path | None = None
+        self._unmeasured: str | None = None  # why an evaluation gave no candidate for the best checkpoint
 
     # --- When ---
 
@@ -94,11 +100,17 @@ class Checkpoint:
             self._request(trainer, trainer.step, "periodic")
 
     @hookimpl
-    def after_eval(self, trainer: Trainer, metrics: Metrics) -> None:
+    def after_eval(self, trainer: Trainer, split: str, metrics: Metrics) -> None:
         """Ask for a checkpoint when the metric is better than ever."""
         best = self.best
-        if best is not None and best.metric in metrics and best.update(metrics[best.metric], trainer.step):
+        if best is None or not best.metric.startswith(f"{split}/"):
+            return
+        if best.metric not in metrics:
+            self._unmeasured = f"it is not among {', '.join(metrics) or 'the metrics, of which there are none'}"
+        elif best.update(metrics[best.metric], trainer.step):
             self._request(trainer, None, "best")
+        elif best.step is None:
+            self._unmeasured = f"it was {metrics[best.metric]}"
 
     @hookimpl
     def after_train(self, trainer: Trainer) -> None:
@@ -106,6 +118,9 @@ class Checkpoint:
         outcome = trainer.outcome
         if trainer.work_dir is None or outcome is None or outcome.status not in ("completed", "stopped"):
             return
+        if self.best is not None and self.best.step is None and self._unmeasured is not None:
+            log.warning("checkpoint.best = %r was never measured as a finite number: %s", self.best.metric, self._unmeasured)
+            self._unmeasured = None
         is_best = self.best is not None and self.best.step == trainer.step and self.saved_step != trainer.step
         if (self.at_end or is_best) and outcome.step > 0 and self.saved_step != trainer.step:
             trainer.save_checkpoint(trainer.checkpoint_path(), "final")
@@ -145,7 +160,7 @@ class Checkpoint:
         folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
         if not folder.is_dir():
             return None
-        for candidate in list_checkpoints(folder)[::-1]:
+        for candidate in sorted([*list_checkpoints(folder), *_set_aside(folder)], key=_step_of, reverse=True):
             try:
                 return read_checkpoint(candidate)
             except CheckpointError as error:
@@ -185,24 +200,65 @@ def write_checkpoint(path: Path, state: StateDict, facts: dict[str, Any]) -> Non
     Raises:
         CheckpointError: With the path and the cause; nothing is left behind.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = path.with_name(f".{path.name}{_TEMPORARY}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        _recover(path.parent)
         _remove(temporary)
         temporary.mkdir()
-        torch.save(state, temporary / _STATE)
+        _write_state(state, temporary / _STATE)
         digest = {"sha256": _digest(temporary / _STATE), "size_bytes": (temporary / _STATE).stat().st_size}
         manifest = {"format": FORMAT, **facts, "files": {_STATE: digest}}
-        (temporary / _MANIFEST).write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        (temporary / _MANIFEST).write_text(json.dumps(_finite(manifest), indent=1, allow_nan=False), encoding="utf-8")
         for name in (_STATE, _MANIFEST):
             _sync(temporary / name)
         _sync(temporary)
         _replace(temporary, path)
         _sync(path.parent)
-    except (OSError, RuntimeError) as error:  # torch.save turns an OSError into a RuntimeError
+    except BaseException as error:
         shutil.rmtree(temporary, ignore_errors=True)
-        message = f"cannot write the checkpoint {path}: {error}"
-        raise CheckpointError(message) from error
+        if isinstance(error, OSError | RuntimeError):  # torch.save turns an OSError into a RuntimeError
+            message = f"cannot write the checkpoint {path}: {error}"
+            raise CheckpointError(message) from error
+        raise
+
+
+def _write_state(state: StateDict, path: Path) -> None:
+    """Write tensors and plain values, and nothing that could not be read without executing code.
+
+    Raises:
+        CheckpointError: Something else is in it; the message says under which name.
+    """
+    try:
+        torch.save(state, path)
+        foreign = get_unsafe_globals_in_checkpoint(path)
+        if not foreign:
+            return
+        why = ", ".join(foreign)
+    except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
+        why = str(error)
+    guilty = [name for name, part in state.items() if not _is_safe(part)]
+    message = (
+        f"the state of {', '.join(map(repr, guilty)) or 'this run'} cannot be in a checkpoint ({why}): state_dict() must return "
+        "tensors and plain values (numbers, strings, lists, tuples, dicts)"
+    )
+    raise CheckpointError(message)
+
+
+def _is_safe(part: Any) -> bool:
+    try:
+        torch.save(part, buffer := io.BytesIO())
+        buffer.seek(0)
+        return not get_unsafe_globals_in_checkpoint(buffer)
+    except (TypeError, AttributeError, ValueError, pickle.PicklingError):
+        return False
+
+
+def _finite(value: Any) -> Any:
+    """Return plain values as JSON knows them: NaN and infinity are ``null``."""
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_checkpoint(path: Path) -> StateDict:
@@ -236,18 +292,43 @@ def list_checkpoints(folder: Path) -> list[Path]:
 
 
 def _step_of(path: Path) -> int:
-    match = _NAME.fullmatch(path.name)
+    match = _NAME.fullmatch(_final_name(path))
     return int(match[1]) if match else -1
 
 
 def _replace(temporary: Path, path: Path) -> None:
     """Put a folder in its place; one that is there steps aside first, since a folder cannot be replaced in one go."""
-    aside = path.with_name(f".{path.name}.old")
+    aside = path.with_name(f".{path.name}{_ASIDE}")
     _remove(aside)
     if path.exists():
         path.rename(aside)
-    temporary.rename(path)
-    _remove(aside)
+    try:
+        temporary.rename(path)
+    except BaseException:
+        if aside.exists():
+            aside.rename(path)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _set_aside(folder: Path) -> list[Path]:
+    """Return what had stepped aside when a run was killed before the new one took its place."""
+    hidden = [entry for entry in folder.iterdir() if entry.name.endswith(_ASIDE) and _NAME.fullmatch(_final_name(entry))]
+    return [entry for entry in hidden if not (folder / _final_name(entry)).exists() and (entry / _MANIFEST).is_file()]
+
+
+def _final_name(path: Path) -> str:
+    """Return the name that a checkpoint has, or is to have, in its place."""
+    return path.name.removeprefix(".").removesuffix(_ASIDE).removesuffix(_TEMPORARY)
+
+
+def _recover(folder: Path) -> None:
+    """Clean up after a run that was killed while it wrote: put back what had stepped aside, remove what is half written."""
+    for aside in _set_aside(folder):
+        aside.rename(folder / _final_name(aside))
+    for entry in list(folder.iterdir()):
+        if entry.name.startswith(".") and entry.name.endswith((_ASIDE, _TEMPORARY)) and _NAME.fullmatch(_final_name(entry)):
+            shutil.rmtree(entry, ignore_errors=True)
 
 
 def _remove(path: Path) -> None:

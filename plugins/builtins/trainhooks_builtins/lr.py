@@ -53,8 +53,11 @@ class LR:
             if not 0 <= value <= top:
                 message = f"{name} = {value}: must be between 0 and {top}"
                 raise OptionError(message)
-        if base is not None and not base >= 0:
+        if base is not None and not (base >= 0 and math.isfinite(base)):
             message = f"base = {base}: must be 0 or more"
+            raise OptionError(message)
+        if total_updates is not None and total_updates < 1:
+            message = f"total_updates = {total_updates}: must be at least 1; leave it out for the length of the run"
             raise OptionError(message)
         if warmup_updates < 0 or warmup_epochs < 0 or (warmup_updates and warmup_epochs):
             message = "give warmup_updates or warmup_epochs, not both, and not below 0"
@@ -111,9 +114,9 @@ class LR:
         self._apply(trainer, trainer.update + 1)
 
     def _length(self, trainer: Trainer) -> int:
-        known = [value for value in (self.total_updates or trainer.max_updates, trainer.total_steps) if value is not None]
         if self.total_updates is not None:
             return self.total_updates
+        known = [value for value in (trainer.max_updates, trainer.total_steps) if value is not None]
         if not known and self.schedule != "constant":
             message = (
                 f"lr.schedule = {self.schedule!r} must know where it ends: set max_steps or max_updates, or lr.total_updates, "
@@ -126,8 +129,24 @@ class LR:
         factor = self.factor(update, self._total, self._warmup)
         for optimizer in trainer.optimizers.values():
             for group in optimizer.param_groups:
-                group["lr"] = factor * self._base_of(group)
+                rate = factor * (self.base if self.base is not None else _base_of(group))
+                if isinstance(group["lr"], float):
+                    group["lr"] = rate
+                else:
+                    _set(group, rate)
 
-    def _base_of(self, group: dict[str, Any]) -> float:
-        base = self.base if self.base is not None else group.setdefault("initial_lr", group["lr"])
-        return float(base)
+
+def _base_of(group: dict[str, Any]) -> float:
+    """Return the rate that a parameter group had before any schedule, under the name that torch's schedulers give it."""
+    if "initial_lr" not in group:
+        group["initial_lr"] = float(group["lr"])
+    base: float = group["initial_lr"]
+    return base
+
+
+def _set(group: dict[str, Any], rate: float) -> None:
+    """Set a rate that was given as an integer, or as a tensor, which a captured or compiled optimizer holds on to."""
+    if hasattr(group["lr"], "fill_"):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import logging
 import math
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from trainhooks import hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from trainhooks import Record, RunInfo, Trainer
 
@@ -26,7 +27,7 @@ class MetricsLog:
 
     One row or line for each flush. A metric that appears later gets a column of its own; rows before it are left empty. A
     resumed run drops what was logged after its checkpoint and goes on, so that each step stands there once. NaN and
-    infinity are ``null`` in JSON lines.
+    infinity are ``null`` in JSON lines. A metric that is named like a counter (``epoch``) stands there as ``metric/epoch``.
 
     Args:
         csv: Write ``metrics.csv``.
@@ -73,55 +74,65 @@ class MetricsLog:
         self._columns = []
 
     def _write_csv(self, name: str, records: Sequence[Record]) -> None:
-        new = dict.fromkeys(key for record in records for key in record.values if key not in self._columns)
+        rows = [_as_dict(record) for record in records]
+        new = dict.fromkeys(key for row in rows for key in row if key not in self._columns and key not in _COUNTERS)
         if new or not self._columns:
             self._columns += new
-            self._add_columns(name)
-        writer = csv.DictWriter(self._files[name], [*_COUNTERS, *self._columns])
-        writer.writerows(_as_dict(record) for record in records)
-
-    def _add_columns(self, name: str) -> None:
-        """Write the file anew under its longer header; each column costs this once."""
-        from pathlib import Path
-
-        path = Path(self._files[name].name)
-        self._files[name].close()
-        rows = _read_csv(path)
-        self._files[name] = path.open("w", encoding="utf-8", newline="")
-        writer = csv.DictWriter(self._files[name], [*_COUNTERS, *self._columns])
-        writer.writeheader()
-        writer.writerows(rows)
+            path = Path(self._files[name].name)
+            self._files[name].close()
+            _write_whole(path, _as_csv(self._columns, _read_csv(path)))  # each new column costs this once
+            self._files[name] = path.open("a", encoding="utf-8", newline="")
+        csv.DictWriter(self._files[name], [*_COUNTERS, *self._columns]).writerows(rows)
 
     def _repair(self, path: Path, step: int) -> None:
         """Keep what was logged up to ``step``; a line that was cut by a kill is dropped."""
         if path.suffix == ".csv":
             rows = [row for row in _read_csv(path) if _whole(row) and int(row["step"]) <= step]
             self._columns = [key for key in (rows[0] if rows else {}) if key not in _COUNTERS]
-            with path.open("w", encoding="utf-8", newline="") as file:
-                if rows:
-                    writer = csv.DictWriter(file, [*_COUNTERS, *self._columns])
-                    writer.writeheader()
-                    writer.writerows(rows)
+            _write_whole(path, _as_csv(self._columns, rows) if rows else "")
             return
         kept = []
-        for line in path.read_text(encoding="utf-8").splitlines():
+        for line in _whole_lines(path).split("\n")[:-1]:
             try:
                 if json.loads(line)["step"] <= step:
                     kept.append(line + "\n")
             except (ValueError, KeyError, TypeError):
-                log.warning("%s: dropped a line that was cut short: %.40r", path, line)
-        path.write_text("".join(kept), encoding="utf-8")
+                log.warning("%s: dropped a line that is no record: %.40r", path, line)
+        _write_whole(path, "".join(kept))
 
 
 def _as_dict(record: Record, *, finite: bool = False) -> dict[str, Any]:
-    values = {key: None if finite and not math.isfinite(value) else value for key, value in record.values.items()}
+    values = {
+        f"metric/{key}" if key in _COUNTERS else key: None if finite and not math.isfinite(value) else value
+        for key, value in record.values.items()
+    }
     return {"step": record.step, "update": record.update, "epoch": record.epoch, "time": record.time, **values}
 
 
 def _read_csv(path: Path) -> list[dict[str, Any]]:
-    with path.open(encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
+    return list(csv.DictReader(io.StringIO(_whole_lines(path), newline="")))
+
+
+def _as_csv(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, [*_COUNTERS, *columns])
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
+
+
+def _whole_lines(path: Path) -> str:
+    """Read a file up to its last line end: a kill may have cut what comes after, within a number or a character."""
+    data = path.read_bytes()
+    return data[: data.rfind(b"\n") + 1].decode("utf-8", errors="replace")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Replace a file in one go, so that a kill in the middle costs nothing."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    temporary.write_bytes(text.encode("utf-8"))
+    temporary.replace(path)
 
 
 def _whole(row: dict[str, Any]) -> bool:
-    return None not in row.values() and row["step"].isdigit()
+    return None not in row and None not in row.values() and row.get("step", "").isdigit()

@@ -144,12 +144,12 @@ class Progress:
         by_time = step + max(int((rate or 0) * _SILENCE_S), 1)
         if total is None:
             return by_time
-        part = max(total // _LINES, 1)
+        part = _part(total)
         return min((step // part + 1) * part, max(by_time, step + 1)) if rate else (step // part + 1) * part
 
     @staticmethod
     def _is_mark(step: int, total: int | None) -> bool:
-        return total is not None and step % max(total // _LINES, 1) == 0
+        return total is not None and step % _part(total) == 0
 
     def _counts(self, trainer: Trainer, step: int) -> str:
         total = trainer.total_steps
@@ -169,6 +169,11 @@ class Progress:
         bar, self._bar = self._bar, None
         if bar is not None:
             bar.stop()
+
+
+def _part(total: int) -> int:
+    """Return the steps between two lines: a twentieth of the run."""
+    return max(-(-total // _LINES), 1)
 
 
 def _make_bar() -> RichProgress:

@@ -18,9 +18,10 @@ if TYPE_CHECKING:
 class Timer:
     """Measures the host time of steps, of waiting for data, of evaluations and of checkpoints.
 
-    Logs ``time/step`` (seconds from one ``before_step`` to its ``after_step``) and ``time/data`` (seconds from one
-    ``after_step`` to the next ``before_step``: waiting for the loader and moving the batch; evaluations and checkpoints in
-    between do not count). On an accelerator work is queued, so the time of a single step may show up in a later one.
+    Logs ``time/step`` (seconds from one ``before_step`` to its ``after_step``, with what other plugins do in them) and
+    ``time/data`` (seconds from one ``after_step`` to the next ``before_step``: waiting for the loader and moving the batch).
+    Evaluations and checkpoints count for neither. On an accelerator work is queued, so the time of a single step may show up
+    in a later one.
 
     Args:
         clock: Returns seconds; only differences are used.
@@ -34,6 +35,7 @@ class Timer:
         self.totals: dict[str, list[float]] = {}
         self._step_began: float | None = None
         self._step_ended: float | None = None
+        self._pauses = 0
 
     @hookimpl
     def before_epoch(self) -> None:
@@ -47,9 +49,9 @@ class Timer:
         if self._step_ended is not None:
             self._add(trainer, "data", now - self._step_ended)
 
-    @hookimpl
+    @hookimpl(trylast=True)
     def after_step(self, trainer: Trainer) -> None:
-        """Log the step."""
+        """Log the step, after what others do at its end, which is no waiting for data."""
         now = self._step_ended = self._clock()
         if self._step_began is not None:
             self._add(trainer, "step", now - self._step_began)
@@ -64,26 +66,35 @@ class Timer:
     @hookimpl(wrapper=True)
     def evaluate(self, trainer: Trainer) -> Generator[None, Metrics, Metrics]:
         """Time an evaluation."""
-        began = self._clock()
+        began = self._pause()
         try:
             return (yield)
         finally:
-            self._pause(trainer, "evaluate", began)
+            self._resume(trainer, "evaluate", began)
 
     @hookimpl(wrapper=True)
     def save_checkpoint(self, trainer: Trainer) -> Generator[None, Path, Path]:
         """Time a checkpoint."""
-        began = self._clock()
+        began = self._pause()
         try:
             return (yield)
         finally:
-            self._pause(trainer, "checkpoint", began)
+            self._resume(trainer, "checkpoint", began)
 
-    def _pause(self, trainer: Trainer, stage: str, began: float) -> None:
-        now = self._clock()
-        self._add(trainer, stage, now - began)
-        if self._step_ended is not None:
-            self._step_ended += now - began
+    def _pause(self) -> float:
+        self._pauses += 1
+        return self._clock()
+
+    def _resume(self, trainer: Trainer, stage: str, began: float) -> None:
+        """Add a stage; the outermost of nested ones moves the marks of the step and of the waiting past it."""
+        seconds = self._clock() - began
+        self._add(trainer, stage, seconds)
+        self._pauses -= 1
+        if self._pauses == 0:
+            if self._step_began is not None:
+                self._step_began += seconds
+            elif self._step_ended is not None:
+                self._step_ended += seconds
 
     def _add(self, trainer: Trainer, stage: str, seconds: float) -> None:
         total = self.totals.setdefault(stage, [0, 0.0])
