@@ -1,0 +1,319 @@
+"""What the pages say is true: their files, scripts and commands are run in order, and what they print is compared.
+
+How a page says what is to be done with a block, on the line above it:
+
+    <!-- file: NAME -->     write the block to that file
+    <!-- append: NAME -->   add the block to the end of that file
+    <!-- run -->            run the block of Python
+    <!-- output -->         what the last script printed
+    <!-- not run: WHY -->   leave the block of commands out
+
+A block ```console is a session: ``$ command``, then what it prints; ``$ echo $?`` shows the exit code where it is not 0. In
+output a line ``...`` stands for any lines, ``…`` for any text, numbers for any numbers, ``/home/you`` for the directory of the page.
+"""
+
+import ast
+import contextlib
+import glob
+import importlib
+import importlib.metadata
+import inspect
+import io
+import logging
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import traceback
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+import trainhooks_builtins
+from trainhooks.cli import main
+from trainhooks.manager import snake_case
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+EVERY_PAGE = [*PAGES, *sorted((ROOT / "docs" / "reference").glob("*.md"))]
+FENCE = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def name_of(page):
+    return page.relative_to(ROOT).as_posix()
+
+
+@dataclass
+class Command:
+    text: str
+    output: list = field(default_factory=list)
+    code: int = 0
+
+
+def commands_of(session):
+    """Return the commands of a console block with the output and the exit code that it shows."""
+    commands = []
+    asks_code = False
+    for line in session.replace("\\\n", " ").splitlines():
+        if line == "$ echo $?":
+            asks_code = True
+        elif line.startswith("$ "):
+            commands.append(Command(line[2:]))
+        elif asks_code:
+            commands[-1].code, asks_code = int(line), False
+        else:
+            commands[-1].output.append(line)
+    return commands
+
+
+def normalized(line, place):
+    """Replace what differs from run to run: the directory, numbers, where trainhooks is installed, widths of columns."""
+    line = re.sub(r"\S*/((?:trainhooks|trainhooks_builtins)/\w+\.py)", r"…/\1", line.replace(str(place), "/home/you"))
+    return " ".join(re.sub(r"\d[\d.:,]*(?:e[+-]?\d+)?", "#", line).split())
+
+
+def check_output(shown, printed, place, what):
+    """Compare whole outputs; a line ``...`` stands for any number of lines."""
+    lines = [normalized(line, place) for line in shown]
+    pattern = "".join("(?:.*\n)*?" if line == "..." else re.escape(line).replace("…", ".*") + "\n" for line in lines)
+    text = "".join(normalized(line, place) + "\n" for line in printed.rstrip().splitlines())
+    assert re.fullmatch(pattern, text), f"{what}\n--- the page shows\n{chr(10).join(shown)}\n--- it printed\n{printed}"
+
+
+class Shell:
+    """Does what a page says, in a directory of its own; trainhooks and scripts run in this process."""
+
+    def __init__(self, place, monkeypatch):
+        self.place, self.monkeypatch = place, monkeypatch
+        monkeypatch.chdir(place)
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        monkeypatch.setattr(sys, "argv", list(sys.argv))
+        self.printed = ""
+
+    def command(self, text):
+        """Run one command and return its exit code; what it prints is kept."""
+        words = shlex.split(text)
+        with self.monkeypatch.context() as patch:
+            while "=" in words[0]:
+                patch.setenv(*words.pop(0).split("=", 1))
+            words = [match for word in words for match in (sorted(glob.glob(word)) if "*" in word else [word])]
+            if words[0] == "trainhooks":
+                return self.captured(lambda: main(words[1:]))
+            if words[0] == "python":
+                sys.path.insert(0, str(Path.cwd()))
+                return self.captured(lambda: runpy.run_path(words[1], run_name="__main__"))
+            if words[0] == "pip":
+                return self.pip(words[1:])
+            if words[0] == "cd":
+                self.monkeypatch.chdir(words[1])
+                self.printed = ""
+                return 0
+            assert words[0] in ("cat", "head", "ls", "mkdir"), f"not a command that pages use: {text}"
+            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            self.printed = done.stdout + done.stderr
+            return done.returncode
+
+    def captured(self, work):
+        stream = io.StringIO()
+        logger = logging.getLogger("trainhooks")
+        level, propagate = logger.level, logger.propagate
+        code = 0
+        with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
+            try:
+                work()
+            except SystemExit as exit_:
+                code = exit_.code or 0
+            except Exception:
+                traceback.print_exc(file=stream)
+                code = 1
+        logger.handlers.clear()
+        logger.setLevel(level)
+        logger.propagate = propagate
+        self.printed = stream.getvalue()
+        return code
+
+    def pip(self, words):
+        """Install or remove a distribution for real, in a folder of its own instead of the environment of the tests."""
+        site = self.place / ".site"
+        self.printed = ""
+        if words[0] == "install":
+            flags = [
+                "--quiet",
+                "--no-deps",
+                "--no-build-isolation",
+                "--no-index",
+                "--disable-pip-version-check",
+                "--target",
+                site,
+            ]
+            place = next(word for word in words[1:] if not word.startswith("-"))
+            done = subprocess.run(
+                [sys.executable, "-m", "pip", "install", *flags, place], capture_output=True, text=True, check=False
+            )
+            assert done.returncode == 0, done.stdout + done.stderr
+            if str(site) not in sys.path:
+                sys.path.append(str(site))
+        else:
+            assert words[:2] == ["uninstall", "-y"], words
+            for file in importlib.metadata.distribution(words[2]).files:
+                Path(file.locate()).unlink(missing_ok=True)
+        importlib.invalidate_caches()
+        return 0
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    place = tmp_path / "you"
+    place.mkdir()
+    known = "TORCHINDUCTOR_CACHE_DIR" in os.environ
+    yield Shell(place, monkeypatch)
+    if not known:
+        os.environ.pop("TORCHINDUCTOR_CACHE_DIR", None)  # torch sets it when an optimizer steps for the first time
+    for name, module in list(sys.modules.items()):
+        if (getattr(module, "__file__", None) or "").startswith(str(place)):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_page_does_what_it_says(page, shell):
+    for block in FENCE.finditer(page.read_text(encoding="utf-8")):
+        mark, language, text = block["mark"] or "", block["language"], block["text"]
+        line = page.read_text(encoding="utf-8")[: block.start("text")].count("\n") + 1
+        where = f"{name_of(page)}:{line}"
+        if mark.startswith(("file: ", "append: ")):
+            how, _, name = mark.partition(": ")
+            (shell.place / name).parent.mkdir(parents=True, exist_ok=True)
+            with (shell.place / name).open("w" if how == "file" else "a", encoding="utf-8") as file:
+                file.write(text)
+        elif mark == "run":
+            script = shell.place / ".script.py"
+            script.write_text(text, encoding="utf-8")
+            assert shell.captured(lambda: runpy.run_path(str(script), run_name="__main__")) == 0, f"{where}\n{shell.printed}"
+        elif mark == "output":
+            check_output(text.splitlines(), shell.printed, shell.place, where)
+        elif language == "console" and not mark.startswith("not run: "):
+            for command in commands_of(text):
+                code = shell.command(command.text)
+                assert code == command.code, f"{where}: {command.text} gave {code}\n{shell.printed}"
+                check_output(command.output, shell.printed, shell.place, f"{where}: {command.text}")
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=name_of)
+def test_every_block_of_python_compiles_and_says_what_it_is(page):
+    text = page.read_text(encoding="utf-8")
+    blocks = list(FENCE.finditer(text))
+    assert len(re.findall(r"^```", text, flags=re.MULTILINE)) == 2 * len(blocks)
+    for block in blocks:
+        assert block["language"] in ("python", "console", "toml", "text"), f"{name_of(page)}: {block['language']!r}"
+        assert not block["mark"] or re.match(r"(file|append): \S+$|run$|output$|not run: .+|Written by", block["mark"]), block[
+            "mark"
+        ]
+        if block["language"] == "python":
+            compile(block["text"], name_of(page), "exec")
+
+
+def slug(heading):
+    """Return the anchor that GitHub and MkDocs give a heading."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+    return re.sub(r"[^\w\- ]", "", text).strip().replace(" ", "-")
+
+
+def anchors(page):
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    return {slug(heading) for heading in re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)}
+
+
+@pytest.mark.parametrize("page", EVERY_PAGE, ids=name_of)
+def test_every_relative_link_resolves(page):
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    links = [link for link in re.findall(r"\]\(([^)\s]+)\)", text) if not re.match(r"\w+://", link)]
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path) if path else page
+        assert target.exists(), f"{name_of(page)}: {link}"
+        assert not anchor or anchor in anchors(target), f"{name_of(page)}: {link}"
+
+
+def test_every_page_is_reachable_from_the_index():
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    linked = {link.partition("#")[0] for link in re.findall(r"\]\(([^)\s]+)\)", index)}
+    pages = {page.relative_to(ROOT / "docs").as_posix() for page in EVERY_PAGE[1:]} - {"index.md"}
+    assert pages <= linked
+    assert "docs/index.md" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+PLUGINS = {snake_case(name): getattr(trainhooks_builtins, name) for name in trainhooks_builtins.__all__}
+
+
+def test_built_ins_page_has_a_section_for_each_plugin():
+    text = (ROOT / "docs" / "built-ins.md").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^## `?(\w+)`?$", text, flags=re.MULTILINE)) == sorted(PLUGINS)
+
+
+@pytest.mark.parametrize("name", PLUGINS)
+def test_built_ins_page_lists_every_option_with_its_default(name):
+    text = (ROOT / "docs" / "built-ins.md").read_text(encoding="utf-8")
+    section = re.search(rf"^## `{name}`\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)[1]
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", section, flags=re.MULTILINE))
+    defaults = {one.name: one.default for one in inspect.signature(PLUGINS[name]).parameters.values()}
+    assert list(rows) == list(defaults)
+    for option, shown in rows.items():
+        default = defaults[option]
+        wanted = default.__module__ + "." + default.__name__ if callable(default) else default
+        assert (shown if callable(default) else ast.literal_eval(shown)) == wanted, option
+
+
+def message_texts():
+    """Return every text in the packages with ``…`` for each value that is put into it."""
+    for folder in (ROOT / "core" / "trainhooks", ROOT / "plugins" / "builtins" / "trainhooks_builtins"):
+        for file in folder.rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.JoinedStr):
+                    parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
+                    yield "".join(parts)
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield re.sub(r"%\.?\d*[srdg]", "…", node.value)
+
+
+def test_troubleshooting_quotes_messages_as_they_are():
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    headings = re.findall(r"^### `(.+)`$", FENCE.sub("", page), flags=re.MULTILINE)
+    assert len(headings) == len(set(headings)) > 30
+    texts = [" ".join(text.split()) for text in message_texts()]
+    for heading in headings:
+        wanted = re.sub(r"\\\.\\\.\\\.|…", ".*", re.escape(heading))
+        assert any(re.search(wanted, text) for text in texts), f"no message reads {heading!r}"
+
+
+def test_environment_variables_and_settings_are_documented():
+    from dataclasses import fields
+
+    from trainhooks.settings import Settings
+
+    page = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    section = re.search(r"^## Settings of a run\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL)[1]
+    rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", section, flags=re.MULTILINE))
+    assert {name: ast.literal_eval(value) for name, value in rows.items()} == {
+        one.name: one.default for one in fields(Settings)
+    }
+    assert {"TRAINHOOKS_PLUGINS", "TRAINHOOKS_DISABLE_AUTOLOAD"} <= set(re.findall(r"`(TRAINHOOKS_\w+)", page))
+    assert not os.environ.get("TRAINHOOKS_PLUGINS")
+
+
+def test_command_line_page_names_every_command_and_flag():
+    import click
+
+    from trainhooks.cli import cli
+
+    page = (ROOT / "docs" / "command-line.md").read_text(encoding="utf-8")
+    context = click.Context(cli)
+    for name in cli.list_commands(context):
+        section = re.search(rf"^## `trainhooks {name}`\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL)
+        assert section, name
+        flags = {flag for parameter in cli.get_command(context, name).params for flag in parameter.opts if flag.startswith("-")}
+        shared = {"-p", "-o", "--set", "--conf", "--skip-failed"} & flags if "shared options" in section[1] else set()
+        shown = set(re.findall(r"`(--?[a-zA-Z][\w-]*)", section[1]))
+        assert shown | shared == flags, name
