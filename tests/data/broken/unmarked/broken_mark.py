@@ -1,0 +1,3 @@
+class Plugin:
+    def after_step(self, trainer):
+        pass
