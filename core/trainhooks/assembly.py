@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from .discovery import Found, PluginRecord, find_plugins, refuse_rivals, select, unmatched_blocks
 from .errors import OptionError, PluginError, PluginImportError, PluginValidationError, UsageError
 from .manager import Plugin, plugin_name
-from .options import Given, convert, parameters, validated
-from .validation import POLICIES, hook_functions
+from .options import Given, parameters, validated
+from .validation import MARK, POLICIES, hook_functions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -64,13 +64,11 @@ class Assembly:
         self.records = select(found, self.config, names)
         for sentence in unmatched_blocks(found, self.config, names):
             log.warning(sentence)
-        out = {choice.name for choice in self.config.choices if not choice.wanted}
-
         plugins: dict[str, Plugin] = {}
         seen: list[object] = []
         for index, (source, one) in enumerate(given):
             name = self._name(one, found)
-            if name in out or any(one is other for other in seen):
+            if self.config.taken_out(name) is not None or any(one is other for other in seen):
                 continue
             seen.append(one)
             name = _free(name, plugins)
@@ -83,7 +81,7 @@ class Assembly:
                 loaded = self._load(record, index, plugins)
                 if loaded is not None:
                     plugins[loaded.name] = loaded
-        self._check_options(plugins, out)
+        self._check_options(plugins)
         self._add(list(plugins.values()))
         self._check_requirements()
 
@@ -121,8 +119,13 @@ class Assembly:
         """Make a plugin of a module, an instance, or a class or factory with options."""
         options = dict(self.config.plugins.get(name, {}))
         self._used.add(name)
+        if record is not None and record.found is None:  # named by module:attribute, so its options may be too
+            options = {**self.config.plugins.get(record.name, {}), **options}
+            self._used.add(record.name)
         on_error = options.pop("on_error", None) if "on_error" not in _factory_options(thing) else None
         try:
+            if hasattr(thing, MARK):
+                raise PluginValidationError(who, [f"{thing!r} is one hook; name the module or class that it is in"])
             if inspect.isclass(thing) or inspect.isfunction(thing):
                 thing, values = _made(thing, options, who)
             elif options:
@@ -150,47 +153,46 @@ class Assembly:
 
     def _add(self, plugins: list[Plugin]) -> None:
         """Register everything at once; on faults, say all of them or leave the broken ones out."""
-        good = []
-        for plugin in plugins:
-            try:
-                self.manager.check(plugin)
-                good.append(plugin)
-            except PluginValidationError as error:
-                record = next((one for one in self.records if one.name == plugin.name), None)
-                self._failed(error, record)
+        broken: set[str] = set()
+        for step in (self.manager.add_hookspecs, self.manager.check):  # one may implement what a later one specifies
+            for plugin in (one for one in plugins if one.name not in broken):
+                try:
+                    step(plugin)
+                except PluginValidationError as error:
+                    broken.add(plugin.name)
+                    self._failed(error, next((one for one in self.records if one.name == plugin.name), None))
         if self._failures and not self.skip_failed:
             if len(self._failures) == 1:
                 raise self._failures[0]
             raise PluginError("\n".join(str(one) for one in self._failures)) from self._failures[0]
         for failure in self._failures:
             log.warning("going on without a broken plugin: %s", failure)
-        self.manager.add(*good)
+        self.manager.add(*(plugin for plugin in plugins if plugin.name not in broken))
 
     def _failed(self, error: PluginError, record: PluginRecord | None) -> None:
         self._failures.append(error)
         if record is not None:
             record.state, record.reason = "failed", str(error).splitlines()[0]
 
-    def _check_options(self, plugins: dict[str, Plugin], out: set[str]) -> None:
+    def _check_options(self, plugins: dict[str, Plugin]) -> None:
         """Refuse options of plugins that do not take part, unless they were taken out on purpose."""
         failed = {record.name for record in self.records if record.state == "failed"}
         for name, options in self.config.plugins.items():
-            if name not in self._used | failed and name.partition("@")[0] not in out and name not in plugins:
+            out = self.config.taken_out(name) or self.config.taken_out(name.partition("@")[0])
+            if name not in self._used | failed and out is None and name not in plugins:
                 origin = next(iter(options.values())).origin if options else "the configuration"
                 message = f"options of plugin {name!r} in {origin}, but no such plugin takes part in this run"
                 raise UsageError(message)
 
     def _check_requirements(self) -> None:
         """Refuse a plugin whose ``requires`` names one that was taken out."""
-        out = {choice.name: choice for choice in self.config.choices if not choice.wanted}
         for plugin in self.manager.plugins.values():
             for needed in getattr(plugin.object, "requires", ()):
-                if needed in out and needed not in self.manager.plugins:
+                out = self.config.taken_out(needed)
+                if out is not None and needed not in self.manager.plugins:
                     options = self.config.plugins.get(plugin.name, {})
                     because = next(iter(options.values())).origin if options else "its options"
-                    message = (
-                        f"{plugin} needs plugin {needed!r}, as asked for in {because}, but {out[needed].origin} takes it out"
-                    )
+                    message = f"{plugin} needs plugin {needed!r}, as asked for in {because}, but {out.origin} takes it out"
                     raise UsageError(message)
 
 
@@ -236,11 +238,11 @@ def _made(factory: Callable[..., Any], options: dict[str, Given], who: str) -> t
     values = validated(factory, options, who, f"`trainhooks plugins --options {plain}` lists them")
     try:
         return factory(**values), values
-    except (ValueError, TypeError) as error:
-        places = ", ".join(sorted({one.origin for one in options.values()})) or "its defaults"
-        message = f"{who}: {error} (in {places})"
-        raise OptionError(message) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
+        places = ", ".join(sorted({one.origin for one in options.values()}))
+        if isinstance(error, UsageError) or (places and isinstance(error, ValueError | TypeError)):
+            message = f"{who}: {error}" + (f" (in {places})" if places else "")
+            raise OptionError(message) from error
         message = f"{who}: cannot be built: {type(error).__name__}: {error}"
         raise PluginImportError(message) from error
 
@@ -252,11 +254,11 @@ def _factory_options(thing: Any) -> dict[str, Any]:
 def _policy(given: Given | None, who: str) -> str | None:
     if given is None:
         return None
-    value = str(convert(given, str))
+    value = given.value
     if value not in POLICIES:
         message = f"{who}: option 'on_error' in {given.origin}: must be 'raise' or 'disable', not {value!r}"
         raise OptionError(message)
-    return value
+    return str(value)
 
 
 def _match(one: object, found: Iterable[Found]) -> Found | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from . import guards
 from .errors import add_note
@@ -43,16 +43,20 @@ def note_origin(exception: BaseException, manager: PluginManager, step: int, ori
 
 def find_origin(exception: BaseException, manager: PluginManager) -> Implementation | None:
     """Return the innermost hook implementation in the traceback, the engine's own included."""
-    by_code: dict[CodeType, list[Implementation]] = {}
-    for hook in vars(manager.hooks).keys() | ONE_BY_ONE:
-        for implementation in manager.implementations(hook):
-            for code in _codes(implementation):
-                by_code.setdefault(code, []).append(implementation)
+    everybody = [i for hook in vars(manager.hooks).keys() | ONE_BY_ONE for i in manager.implementations(hook)]
+    everybody += [i for plugin in manager.former for i in plugin.implementations.values()]
+    # By identity: code objects of two modules with the same text on the same lines are equal.
+    by_code: dict[int, list[tuple[CodeType, Implementation]]] = {}
+    for implementation in everybody:
+        for code in _codes(implementation):
+            by_code.setdefault(id(code), []).append((code, implementation))
 
     found: Implementation | None = None
+    if isinstance(exception, RuntimeError) and isinstance(exception.__cause__, StopIteration):
+        exception = exception.__cause__  # Python's conversion where a generator lets it out; the frames are with the cause
     traceback = exception.__traceback__
     while traceback is not None:
-        candidates = by_code.get(traceback.tb_frame.f_code)
+        candidates = [one for _, one in by_code.get(id(traceback.tb_frame.f_code), ())]
         if candidates:
             found = _owner(candidates, traceback.tb_frame)
         traceback = traceback.tb_next
@@ -74,16 +78,38 @@ def _codes(implementation: Implementation) -> list[CodeType]:
 
 
 def _owner(candidates: list[Implementation], frame: FrameType) -> Implementation:
-    """Tell two instances of one class apart by the ``self`` of the frame."""
+    """Tell two instances of one class apart by the ``self`` of the frame, two closures by what they enclose."""
     if len(candidates) > 1 and frame.f_code.co_argcount:
         owner = frame.f_locals.get(frame.f_code.co_varnames[0])
-        return next((i for i in candidates if i.plugin.object is owner), candidates[0])
+        candidates = [i for i in candidates if i.plugin.object is owner] or candidates
+    if len(candidates) > 1 and frame.f_code.co_freevars:
+        candidates = [i for i in candidates if _encloses(i, frame)] or candidates
     return candidates[0]
 
 
-def _misbehaving_wrapper(message: str, by_code: dict[CodeType, list[Implementation]]) -> Implementation | None:
+def _encloses(implementation: Implementation, frame: FrameType) -> bool:
+    """Return whether the frame's free variables are those of the implementation."""
+    function: Any = implementation.function
+    while function is not None:
+        inner = getattr(function, "__func__", function)
+        if getattr(inner, "__code__", None) is frame.f_code:
+            missing = object()
+            cells = zip(frame.f_code.co_freevars, inner.__closure__, strict=True)
+            return all(frame.f_locals.get(name, missing) is _content(cell) for name, cell in cells)
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+def _content(cell: Any) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return None
+
+
+def _misbehaving_wrapper(message: str, by_code: dict[int, list[tuple[CodeType, Implementation]]]) -> Implementation | None:
     """Find the wrapper that pluggy complains of; its frame is gone, its place is in pluggy's message."""
-    for code, implementations in by_code.items():
+    for code, implementation in (one for several in by_code.values() for one in several):
         if f"{code.co_filename}:{code.co_firstlineno} " in message:
-            return implementations[0]
+            return implementation
     return None

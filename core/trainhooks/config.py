@@ -96,7 +96,11 @@ class Config:
             line = re.search(r"at line (\d+)", str(error))
             message = f"{path}{':' + line[1] if line else ''}: not valid TOML: {error}"
             raise UsageError(message) from None
-        table = content.get("tool", {}).get("trainhooks")
+        tool = content.get("tool")
+        table = tool.get("trainhooks") if isinstance(tool, dict) else None
+        if table is not None and not isinstance(table, dict):
+            message = f"[tool.trainhooks] of {path.name} must be a table, not {table!r}"
+            raise OptionError(message)
         prefix: tuple[str, ...] = ("tool", "trainhooks")
         if table is None and path.name != "pyproject.toml" and "tool" not in content:
             table, prefix = content, ()
@@ -116,6 +120,10 @@ class Config:
             if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
                 raise OptionError(f"{key!r} in {origins.of((), key)} must be a list of plugin names, not {names!r}")
             self.choices += [Choice(name, wanted, origins.of((), key), FILE) for name in names]
+        for name in table.get("enable", []):
+            if name in table.get("disable", []):
+                message = f"plugin {name!r} is in {origins.of((), 'enable')} and in {origins.of((), 'disable')}; drop one"
+                raise UsageError(message)
         for name, value in _table(table, "train", origins).items():
             self.settings[name] = Given(value, origins.of(("train",), name))
         for plugin, options in _table(table, "plugins", origins).items():
@@ -157,13 +165,13 @@ class Config:
                 message = f"-o {word}: write it as PLUGIN.KEY=VALUE"
                 raise UsageError(message)
             self.choices.append(Choice(plugin, True, f"-o {word}", COMMAND_LINE))
-            self.plugins.setdefault(plugin, {})[name] = _typed(text, f"-o {word}")
+            _set_once(self.plugins.setdefault(plugin, {}), name, _typed(text, f"-o {word}"))
         for word in settings:
             name, equals, text = word.partition("=")
             if not (equals and name):
                 message = f"--set {word}: write it as KEY=VALUE"
                 raise UsageError(message)
-            self.settings[name] = _typed(text, f"--set {word}")
+            _set_once(self.settings, name, _typed(text, f"--set {word}"))
 
     def choose(self, words: Iterable[str], origin: str, strength: int) -> None:
         """Add words of the form ``NAME`` and ``no:NAME``."""
@@ -180,13 +188,32 @@ class Config:
         autoload = stronger.autoload if stronger.autoload.value is not True else self.autoload
         return Config({**self.settings, **stronger.settings}, plugins, [*self.choices, *stronger.choices], autoload)
 
+    def last_word(self, *names: str) -> Choice | None:
+        """Return the strongest choice on any of ``names``, the last of those that are equally strong."""
+        words = sorted((choice for choice in self.choices if choice.name in names), key=lambda choice: choice.strength)
+        return words[-1] if words else None
+
+    def wants(self, name: str) -> bool:
+        """Return whether a plugin or second instance was asked for and not taken out, itself or its base, by a later word."""
+        own, base = self.last_word(name), self.last_word(name.partition("@")[0])
+        if own is None or not own.wanted:
+            return False
+        return base is None or base.wanted or base.strength < own.strength
+
+    def taken_out(self, name: str) -> Choice | None:
+        """Return the choice that takes a plugin out, unless a stronger one asks for it."""
+        word = self.last_word(name)
+        return word if word is not None and not word.wanted else None
+
     def check_contradictions(self) -> None:
-        """Refuse a plugin that the command line both takes out and configures or names.
+        """Refuse a plugin that one layer both takes out and configures or names.
+
+        In a file options may stay while ``disable`` takes their plugin out for a while.
 
         Raises:
             UsageError: With both words.
         """
-        for strength in (ENVIRONMENT, COMMAND_LINE):
+        for strength in (PYTHON, ENVIRONMENT, COMMAND_LINE):
             words = [choice for choice in self.choices if choice.strength == strength]
             for out in (choice for choice in words if not choice.wanted):
                 for other in words:
@@ -252,6 +279,15 @@ def _typed(text: str, origin: str) -> Given:
         return Given(tomllib.loads(f"value = {text}")["value"], origin, text)
     except (tomllib.TOMLDecodeError, KeyError):
         return Given(text, origin, text)
+
+
+def _set_once(values: dict[str, Given], name: str, new: Given) -> None:
+    """Set a value of the command line, which may replace one of a weaker layer but not contradict itself."""
+    old = values.get(name)
+    if old is not None and old.text is not None and old.text != new.text:
+        message = f"{old.origin} and {new.origin} contradict each other; drop one"
+        raise UsageError(message)
+    values[name] = new
 
 
 def _check_autoload(given: Given) -> None:

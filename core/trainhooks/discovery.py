@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from .config import Choice, Config
+
+log = logging.getLogger("trainhooks")
 
 OWN_DISTRIBUTION: Final = "trainhooks"
 GROUP: Final = "trainhooks"
@@ -49,9 +52,13 @@ class Found:
         try:
             return EntryPoint(self.name, self.value, GROUP).load()
         except (Exception, SystemExit) as error:
+            from .project import format_frames
+
+            frames = format_frames(error)
             message = (
                 f"{self}: entry point {self.name!r} = {self.value!r} cannot be imported: {type(error).__name__}: {error}\n"
-                f"  rerun with -p no:{self.name} to go on without it, or repair it with: pip install --force-reinstall "
+                + (f"{frames}\n" if frames else "")
+                + f"  rerun with -p no:{self.name} to go on without it, or repair it with: pip install --force-reinstall "
                 f"{self.distribution}"
             )
             raise PluginImportError(message) from error
@@ -81,16 +88,15 @@ def find_plugins() -> list[Found]:
     found: dict[tuple[str, str], Found] = {}
     seen = set()
     for distribution in distributions():
-        points = [point for point in distribution.entry_points if point.group in (GROUP, OPTIONAL_GROUP)]
+        name, version, points = _advertised(distribution)
         if not points:
             continue
-        name = _normalized(distribution.name)
         if name in seen:  # the same distribution twice on sys.path: the first one is what would be imported
             continue
         seen.add(name)
         for point in points:
             optional = point.group == OPTIONAL_GROUP
-            found.setdefault((name, point.name), Found(point.name, point.value, optional, name, distribution.version))
+            found.setdefault((name, point.name), Found(point.name, point.value, optional, name, version))
     return sorted(found.values(), key=lambda one: (not one.built_in, one.distribution, one.name))
 
 
@@ -115,8 +121,8 @@ def select(found: Iterable[Found], config: Config, given: frozenset[str] = froze
     records: dict[str, PluginRecord] = {}
     hidden: list[PluginRecord] = []
     for one in everything:
-        choice = _last_choice(config, one)
-        if choice is not None and not choice.wanted and choice.name == one.distribution != one.name:
+        choice = config.last_word(*_names(one))
+        if choice is not None and not choice.wanted and choice.name != one.name:
             hidden.append(PluginRecord(one.name, "disabled", choice.origin, one))
             continue
         first = records.get(one.name)
@@ -146,11 +152,10 @@ def refuse_rivals(record: PluginRecord) -> None:
 
 def _add_named(records: dict[str, PluginRecord], config: Config, given: frozenset[str]) -> None:
     """Add second instances and code references; complain about names that match nothing."""
-    out = {choice.name for choice in config.choices if not choice.wanted}
     known = {word for one in records.values() if one.found for word in (one.found.distribution, one.found.value)} | given
     for choice in config.choices:
         base, at, _ = choice.name.partition("@")
-        if not choice.wanted or choice.name in records or choice.name in known or base in out:
+        if choice.name in records or choice.name in known or not config.wants(choice.name):
             continue
         if is_reference(choice.name):
             records[choice.name] = PluginRecord(choice.name, "active", choice.origin)
@@ -188,11 +193,20 @@ def _state(one: Found, choice: Choice | None, config: Config) -> tuple[State, st
     return "available", f"autoload is off, in {autoload.origin}"
 
 
-def _last_choice(config: Config, one: Found) -> Choice | None:
-    """Return the strongest word on a plugin, the last of those that are equally strong."""
-    names = {one.name, one.value} if one.built_in else {one.name, one.value, one.distribution}
-    words = sorted((choice for choice in config.choices if choice.name in names), key=lambda choice: choice.strength)
-    return words[-1] if words else None
+def _advertised(distribution: Any) -> tuple[str, str, list[EntryPoint]]:
+    """Return name, version and the entry points that are for us; one with broken metadata must not hide all others."""
+    try:
+        points = [point for point in distribution.entry_points if point.group in (GROUP, OPTIONAL_GROUP)]
+        if points:
+            metadata = distribution.metadata  # parsed anew at each access
+            return _normalized(metadata["Name"]), str(metadata["Version"]), points
+    except Exception as error:
+        log.warning("the metadata of an installed distribution cannot be read, so its plugins are not found: %r", error)
+    return "", "", []
+
+
+def _names(one: Found) -> tuple[str, ...]:
+    return (one.name, one.value) if one.built_in else (one.name, one.value, one.distribution)
 
 
 def _normalized(name: str) -> str:

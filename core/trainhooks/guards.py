@@ -6,6 +6,8 @@ import functools
 import logging
 from typing import TYPE_CHECKING, Any
 
+from .errors import ControlFlow
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
 
@@ -15,12 +17,14 @@ log = logging.getLogger("trainhooks")
 
 
 def guard_plain(function: Callable[..., Any], failed: Callable[[BaseException], None]) -> Callable[..., Any]:
-    """Return ``function`` with its errors handed to ``failed`` instead of raised."""
+    """Return ``function`` with its errors handed to ``failed`` instead of raised; requests to the loop are no errors."""
 
     @functools.wraps(function)
     def guarded(*args: Any) -> Any:
         try:
             return function(*args)
+        except ControlFlow:
+            raise
         except Exception as error:
             failed(error)
             return None
@@ -38,6 +42,11 @@ def guard_wrapper(
         generator = function(*args)
         try:
             next(generator)
+        except ControlFlow:
+            raise
+        except StopIteration:
+            failed(RuntimeError("the wrapper did not yield"))
+            return (yield)
         except Exception as error:
             failed(error)
             return (yield)
@@ -46,14 +55,21 @@ def guard_wrapper(
         except BaseException as inner:
             try:
                 generator.throw(inner)
+            except StopIteration:  # it swallowed the exception, which passes all the same
+                pass
+            except ControlFlow:
+                raise
             except Exception as error:
-                if error is not inner and not isinstance(error, StopIteration):
+                stopped = isinstance(inner, StopIteration) and error.__cause__ is inner  # Python's own conversion
+                if error is not inner and not stopped:
                     failed(error)
             raise
         try:
             generator.send(result)
         except StopIteration as stop:
             return result if stop.value is None else stop.value
+        except ControlFlow:
+            raise
         except Exception as error:
             failed(error)
             return result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
+import weakref
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -17,10 +18,9 @@ from .hooks import Hooks
 from .markers import PROJECT
 from .order import DEFAULT_PHASE, Place, sort
 from .plan import compile_event, compile_stage
-from .validation import faults, hook_functions, returns_nothing
+from .validation import faults, hook_functions, may_return_nothing, suggestion
 
 if TYPE_CHECKING:
-    import weakref
     from collections.abc import Callable, Iterable, Iterator
 
     from .trainer import Trainer
@@ -106,6 +106,10 @@ class _Band:
         for implementation in implementations:
             setattr(self, implementation.hook, implementation.function)
 
+    def __dir__(self) -> list[str]:
+        """Return the hooks alone, since pluggy looks at every name that there is."""
+        return [name for name in vars(self) if name != "plugin"]
+
 
 class PluginManager:
     """Holds the plugins of one trainer in their order and computes what the engine calls."""
@@ -120,6 +124,8 @@ class PluginManager:
         self.disabled: dict[str, str] = {}
         #: The trainer that is told when a plugin is disabled.
         self.owner: weakref.ref[Trainer] | None = None
+        #: Plugins that were taken out, while an exception or a running call still refers to them.
+        self.former: weakref.WeakSet[Plugin] = weakref.WeakSet()
         self._tracer: Callable[[Implementation], Callable[..., Any]] | None = None
         self._call_tracer: Callable[[str, Callable[..., Any]], Callable[..., Any]] | None = None
         self._declined: dict[str, dict[str, Plugin]] = {}
@@ -140,6 +146,8 @@ class PluginManager:
             UsageError: Their declared order is a cycle.
         """
         for plugin in plugins:
+            self.add_hookspecs(plugin)
+        for plugin in plugins:
             self.check(plugin)
         added = {plugin.name: self._record(plugin) for plugin in plugins}
         self._install({**self.plugins, **added})
@@ -148,6 +156,9 @@ class PluginManager:
         """Take a plugin out; calls that are running go on without noticing."""
         plugin = self.plugins[name]
         self._install({key: value for key, value in self.plugins.items() if key != name})
+        self.former.add(plugin)
+        for declined in self._declined.values():
+            declined.pop(name, None)
         return plugin
 
     def find(self, thing: object) -> Plugin | None:
@@ -184,16 +195,24 @@ class PluginManager:
 
     def check(self, plugin: Plugin) -> None:
         """Raise ``PluginValidationError`` with all faults of a plugin."""
-        specs = getattr(plugin.object, "hookspecs", None)
-        if specs is not None:
-            self._add_hookspecs(plugin, specs)
+        self.add_hookspecs(plugin)
         known = {name: caller.spec.argnames for name, caller in self._callers() if caller.spec}
         must_return = frozenset(name for name in known if self._must_return(name))
         found = faults(plugin.object, known, must_return)
+        if not found and not _has_any_part(plugin):
+            found = [f"{plugin.object!r} implements no hook and has no state, so nothing of it would ever be called"]
         if found:
             raise PluginValidationError(str(plugin), found)
 
-    def _add_hookspecs(self, plugin: Plugin, specs: object) -> None:
+    def add_hookspecs(self, plugin: Plugin) -> None:
+        """Add the hooks that a plugin package specifies, before anybody who implements them is checked.
+
+        Raises:
+            PluginValidationError: They do not bear the plugin's name.
+        """
+        specs = getattr(plugin.object, "hookspecs", None)
+        if specs is None:
+            return
         prefix = f"{plugin.name.partition('@')[0]}_"
         names = [name for name in dir(specs) if hasattr(getattr(specs, name), f"{PROJECT}_spec")]
         wrong = [name for name in names if not name.startswith(prefix)]
@@ -222,11 +241,11 @@ class PluginManager:
         if self._tracer is not None:
             implementation.function = self._tracer(implementation)
         implementation.direct = implementation.function
+        if implementation.hook in hookspecs.WITH_SIDE_EFFECTS and not implementation.wrapper:
+            implementation.function = report_declined(implementation.function, plugin, implementation.hook, self._declined)
         if plugin.on_error == "disable":
             guard = guard_wrapper if implementation.wrapper else guard_plain
             implementation.function = guard(implementation.function, lambda error: self.disable(plugin, error))
-        elif implementation.hook in hookspecs.WITH_SIDE_EFFECTS and not implementation.wrapper:
-            implementation.function = report_declined(implementation.function, plugin, implementation.hook, self._declined)
 
     def _install(self, plugins: dict[str, Plugin], *, with_engine: bool = True) -> None:
         """Sort ``plugins`` and register them so that pluggy's last-in-first-out gives their order."""
@@ -305,12 +324,24 @@ class PluginManager:
 
     def call_others(self, hook: str, plugin: object, kwargs: dict[str, Any]) -> Any:
         """Ask the implementations of a stage that come after ``plugin``'s own, without wrappers, which are around it."""
+        spec = getattr(getattr(self._pluggy.hook, hook, None), "spec", None)
+        if spec is None or not spec.opts["firstresult"]:
+            stages = [name for name, caller in self._callers() if caller.spec and caller.spec.opts["firstresult"]]
+            message = f"call_others({hook!r}): there is no such stage{suggestion(hook, stages)}"
+            raise UsageError(message)
         plain = [i for i in self.implementations(hook) if not i.wrapper]
-        own = [number for number, i in enumerate(plain) if i.plugin.object is plugin or i.plugin.name == plugin]
+        word = plugin if isinstance(plugin, str) else None
+        own = [number for number, i in enumerate(plain) if i.plugin.object is plugin or i.plugin.name == word]
         if not own:
             message = f"call_others({hook!r}): {plugin!r} is no active plugin that replaces this stage"
             raise UsageError(message)
-        for implementation in plain[own[0] + 1 :]:
+        others = plain[own[0] + 1 :]
+        wanted = {name for one in others for name in one.arguments}
+        if not wanted <= kwargs.keys() <= set(spec.argnames):
+            names = ", ".join(name for name in spec.argnames if name != "trainer")
+            message = f"call_others({hook!r}): give the stage its arguments by name: {names or 'it has none'}"
+            raise UsageError(message)
+        for implementation in others:
             result = implementation.call(kwargs)
             if result is not None:
                 return result
@@ -362,7 +393,7 @@ class PluginManager:
     def _lost_result(self, hook: str) -> StageResultError:
         """Name the wrapper that turned a stage's result into nothing, or swallowed its error."""
         wrappers = [i for i in self.implementations(hook) if i.wrapper]
-        guilty = [i for i in wrappers if returns_nothing(i.function)] or wrappers
+        guilty = [i for i in wrappers if may_return_nothing(i.function)] or wrappers
         if not guilty:
             return StageResultError(f"stage {hook!r} has no result: every implementation declined by returning None")
         names = " or ".join(f"{i.plugin}, {function_place(i.function)}," for i in guilty)
@@ -370,6 +401,13 @@ class PluginManager:
             f"stage {hook!r} has no result: the wrapper of {names} returned None or swallowed an error; "
             "it must `return` what its `yield` gives and let exceptions pass"
         )
+
+
+def _has_any_part(plugin: Plugin) -> bool:
+    """Return whether a plugin does anything; a project file may be empty, or hold nothing but classes."""
+    if plugin.source == "project" and inspect.ismodule(plugin.object):
+        return True
+    return any(hook_functions(plugin.object)) or any(hasattr(plugin.object, name) for name in ("hookspecs", "state_dict"))
 
 
 def function_place(function: Callable[..., Any]) -> str:

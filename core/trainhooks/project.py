@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import linecache
 import sys
 import traceback
 from pathlib import Path
 from types import ModuleType
 from typing import Final
+
+import importlib_metadata
 
 from .errors import PluginImportError, UsageError
 
@@ -47,9 +50,15 @@ def _describe(path: Path, error: BaseException) -> str:
         return f"{path}: cannot be read: {error.strerror}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _ours(frame.filename)]
     line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), 1)
-    own = [frame for frame in frames if frame.filename == str(path) or "site-packages" not in frame.filename]
-    shown = "".join(traceback.format_list([frame for frame in own if not frame.filename.startswith("<frozen")])).rstrip()
+    shown = format_frames(error)
     return f"{path}:{line}: {type(error).__name__}: {error}" + (f"\n{shown}" if shown else "")
+
+
+def format_frames(error: BaseException) -> str:
+    """Return the frames of an error from the first one on that is neither the engine's nor of the import system."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _ours(frame.filename)]
+    machinery = ("<frozen", importlib.__file__, importlib_metadata.__file__)
+    return "".join(traceback.format_list([frame for frame in frames if not frame.filename.startswith(machinery)])).rstrip()
 
 
 def _ours(filename: str) -> bool:

@@ -22,7 +22,7 @@ POLICIES = ("raise", "disable")
 def hook_functions(plugin: object) -> Iterator[tuple[str, Callable[..., Any], dict[str, Any]]]:
     """Yield attribute name, function and marker of each hook implementation of ``plugin``, without running properties."""
     for name in dir(plugin):
-        if not inspect.isroutine(_static(plugin, name)):
+        if name.startswith("__") or not inspect.isroutine(_static(plugin, name)):
             continue
         function = getattr(plugin, name)
         mark = getattr(function, MARK, None)
