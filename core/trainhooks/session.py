@@ -84,6 +84,7 @@ class Session:
         path = self._resume_path()
         if path is not None:
             self._restore(path)
+        self._note_endless()
         try:
             if trainer.hooks.before_train is not None:
                 trainer.hooks.before_train(trainer=trainer)
@@ -96,6 +97,7 @@ class Session:
         reason = trainer.stop_reason
         trainer.outcome = trainer.make_outcome(*(("stopped", reason) if reason is not None else ("completed", self._limit())))
         self._after_train(None)
+        trainer._eval_requests, trainer._checkpoint_request = {}, None  # too late for these; a second call owes them not
         trainer.outcome = trainer.make_outcome(trainer.outcome.status, trainer.outcome.reason)
 
     def restored(self, checkpoint: str | Path | None, work: Callable[[], T]) -> T:
@@ -171,6 +173,15 @@ class Session:
             self.set_up_plugin(waiting[0])
         self.set_up = True
         self.trainer.open_reporter()
+
+    def _note_endless(self) -> None:
+        """Say what keeps the run from ending, if its loader never does: nobody can tell that from a long one."""
+        trainer = self.trainer
+        if trainer.max_steps is None and trainer.max_updates is None and trainer.epoch_length is None:
+            log.info(
+                "the train loader has no length: if it is endless, an epoch never ends; set steps_per_epoch, max_steps or "
+                "max_updates then"
+            )
 
     def _restore(self, path: Path) -> None:
         trainer = self.trainer

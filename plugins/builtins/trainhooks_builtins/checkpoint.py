@@ -108,7 +108,7 @@ class Checkpoint:
         if best.metric not in metrics:
             self._unmeasured = f"it is not among {', '.join(metrics) or 'the metrics, of which there are none'}"
         elif best.update(metrics[best.metric], trainer.step):
-            self._request(trainer, None, "best")
+            self._request(trainer, None, "best")  # again, if this step is saved already: that file knows nothing of it
         elif best.step is None:
             self._unmeasured = f"it was {metrics[best.metric]}"
 
@@ -126,7 +126,7 @@ class Checkpoint:
             trainer.save_checkpoint(trainer.checkpoint_path(), "final")
 
     def _request(self, trainer: Trainer, step: int | None, kind: str) -> None:
-        if trainer.work_dir is not None and step != self.saved_step:
+        if trainer.work_dir is not None and (step is None or step != self.saved_step):
             trainer.request_checkpoint(kind)
 
     # --- How ---
