@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
 
 from trainhooks.cli import main
 
@@ -22,8 +23,14 @@ def project(tmp_path, monkeypatch):
     return folder
 
 
+@pytest.fixture(scope="session")
+def first_optimizer():
+    """Make one before any test does, since torch then loads its compiler, which sets an environment variable."""
+    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+
+
 @pytest.fixture
-def cli(capsys, monkeypatch):
+def cli(capsys, monkeypatch, first_optimizer):
     """Return a function that runs the command line in this process; ``expect`` is the exit code."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     logger = logging.getLogger("trainhooks")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import select
 import sys
 from importlib import import_module
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 from importlib_metadata import entry_points
 
-from trainhooks.errors import PluginImportError, TrainhooksError
+from trainhooks.errors import OptionError, PluginError, PluginImportError, TrainhooksError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -139,6 +140,7 @@ def _report(error: BaseException) -> int:
         _show_origin(error)
         click.echo(f"trainhooks: {error}", err=True)
         _show_notes(getattr(error, "__notes__", ()))
+        _show_way_out(error)
         return error.exit_code
     _show_traceback(error)
     return 1
@@ -169,6 +171,18 @@ def _stdout_is_gone() -> bool:
 def _show_notes(notes: Any) -> None:
     for note in notes:
         click.echo(note, err=True)
+
+
+def _show_way_out(error: TrainhooksError) -> None:
+    """Say how to go on without plugins that are broken, or that are active because they are installed and lack an option."""
+    text = str(error)
+    if not isinstance(error, PluginError | OptionError) or "-p no:" in text:
+        return
+    lines = [line for line in text.splitlines() if isinstance(error, PluginError) or "is missing and has no default" in line]
+    names = dict.fromkeys(name for line in lines for name in re.findall(r"^plugin '([^']+)' \((?!given to|-p )", line))
+    if names:
+        words = " ".join(f"-p no:{name}" for name in names)
+        click.echo(f"  rerun with {words} to go on without {'it' if len(names) == 1 else 'them'}", err=True)
 
 
 def _show_origin(error: TrainhooksError) -> None:
