@@ -116,7 +116,7 @@ def directory_of(target: str) -> Path:
     """
     path = Path(target)
     directory = path.parent if path.is_file() else path
-    if not directory.is_dir():
+    if not target or not directory.is_dir():  # an unset variable of a shell is not the current directory
         message = f"TARGET {target!r} is neither a directory with a {PROJECT_FILE}, nor a project file, nor module:attribute"
         raise UsageError(message)
     return directory
