@@ -36,6 +36,32 @@ def test_hooks_are_called_in_the_order_of_registration(first, second):
     assert calls == three_steps(first, second)
 
 
+def test_epochs_as_in_fastreid():
+    calls = []
+    plugins = [d2.EpochCalls("a", calls), d2.SquareRoot(2)]
+    Trainer(max_epochs=2, steps_per_epoch=2, plugins=plugins, autoload=False).train()
+    assert [call[1:3] for call in calls] == [
+        ("before_train", 0),
+        *(
+            ("before_epoch", 0),
+            ("before_step", 0),
+            ("after_step", 0),
+            ("before_step", 1),
+            ("after_step", 1),
+            ("after_epoch", 0),
+        ),
+        *(
+            ("before_epoch", 1),
+            ("before_step", 2),
+            ("after_step", 2),
+            ("before_step", 3),
+            ("after_step", 3),
+            ("after_epoch", 1),
+        ),
+        ("after_train", 4),
+    ]
+
+
 def test_a_training_needs_neither_loader_nor_model_nor_optimizer():
     # Heron's method from 1 towards the root of 2: 1, 3/2, 17/12, 577/408; the square of the last is 2 + 1/408²
     root = d2.SquareRoot(Fraction(2), start=Fraction(1))

@@ -157,6 +157,15 @@ def test_a_distribution_registers_a_hook_by_name(fake_distribution, make_trainer
     assert list(make_trainer().plugins) == []  # not named, so not there
 
 
+def test_a_hook_of_a_module_is_named_like_custom_imports(fake_distribution, make_trainer, tmp_path):
+    fake_distribution("unregistered", {}, {"our_hooks": FILE.read_text(encoding="utf-8")})
+    config = tmp_path / "trainhooks.toml"
+    config.write_text('enable = ["our_hooks:CheckInvalidLoss"]\n[plugins."our_hooks:CheckInvalidLoss"]\ninterval = 3\n')
+    trainer = make_trainer(config=config, max_epochs=1)
+    assert list(trainer.plugins) == ["check_invalid_loss"]
+    assert trainer.plugins["check_invalid_loss"].interval == 3
+
+
 def test_the_command_line_shows_who_hooks_into_a_stage():
     command = [sys.executable, "-c", "from trainhooks.cli import main; main()", "hooks", "after_step", "--json"]
     done = subprocess.run([*command, "-C", FOLDER, "--conf", FILE], capture_output=True, text=True, check=True)

@@ -76,6 +76,15 @@ def test_the_demo_shows_plugins_curves_and_checkpoints(demo):
 
 
 @pytest.mark.slow
+def test_the_demo_fails_when_it_reads_less(tmp_path):
+    # one epoch is too short; with a rate of 0 the weights stay random, and 97 % of ten classes cannot be guessed
+    command = [sys.executable, DIGITS / "demo.py", tmp_path / "run", "--set", "max_epochs=1", "-o", "lr.base=0"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.endswith("the accuracy is below 97%\n")
+
+
+@pytest.mark.slow
 def test_the_learning_rate_warms_up_and_falls(demo):
     # 23 batches of 64 in 1,437 scans, 20 epochs; AdamW's 0.005 is reached after one epoch; each record has its last rate
     _, run = demo
@@ -99,8 +108,6 @@ def test_evaluate_gives_exactly_what_training_logged(demo):
     done = subprocess.run([*command, "--checkpoint", run], capture_output=True, text=True, check=True)
     metrics = json.loads(done.stdout)
     assert metrics == {name: last[name] for name in ("val/loss", "val/accuracy")}
-    test = subprocess.run([*command, "--checkpoint", run, "--split", "test"], capture_output=True, text=True, check=True)
-    assert json.loads(test.stdout)["test/accuracy"] == last["val/accuracy"]  # the same held-out fifth
 
 
 @pytest.mark.slow

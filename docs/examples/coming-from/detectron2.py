@@ -52,6 +52,18 @@ class Calls:
         self.calls.append((self.name, "after_train", trainer.step, trainer.outcome.status))
 
 
+class EpochCalls(Calls):
+    """A hook as in fastreid, which knows epochs too."""
+
+    @hookimpl
+    def before_epoch(self, trainer, epoch):
+        self.calls.append((self.name, "before_epoch", epoch))
+
+    @hookimpl
+    def after_epoch(self, trainer, epoch):
+        self.calls.append((self.name, "after_epoch", epoch))
+
+
 class SquareRoot:
     """A `run_step` that knows no loader, model or optimizer: one step of Heron's method towards the root of ``number``."""
 

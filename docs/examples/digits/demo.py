@@ -1,6 +1,8 @@
 """Trains the digits from the command line, shows what came of it, and evaluates the checkpoint again.
 
-Usage: python demo.py [FOLDER]        FOLDER is where the run is written, runs/digits-<time> by default
+Usage: python demo.py [FOLDER [OPTIONS]]
+
+FOLDER is where the run is written, runs/digits-<time> by default; OPTIONS go to `trainhooks train`: --set max_epochs=5.
 """
 
 import json
@@ -54,7 +56,7 @@ def main():
     """Run the demo; exit 1 if the accuracy is too low or the checkpoint does not give it again."""
     run = Path(sys.argv[1]) if len(sys.argv) > 1 else Path("runs") / time.strftime("digits-%Y%m%d-%H%M%S")
     trainhooks("plugins", "-C", HERE)
-    trainhooks("train", HERE, "--set", f"work_dir={run}")
+    trainhooks("train", HERE, "--set", f"work_dir={run}", *sys.argv[2:])
 
     metrics = run / "metrics.jsonl"
     for name, scale in CURVES:
