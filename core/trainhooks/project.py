@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import importlib
 import linecache
+import os
 import sys
 import traceback
 from pathlib import Path
@@ -29,25 +30,32 @@ def load_project(path: Path) -> ModuleType:
     if not path.exists():
         message = f"no project file at {path}"
         raise UsageError(message)
-    module = ModuleType(f"_trainhooks_project_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}")
+    module = ModuleType(f"_trainhooks_project_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}")
     module.__file__ = str(path)
     try:
         source = path.read_bytes()
+    except OSError as error:
+        message = f"{path}: cannot be read: {error.strerror}"
+        raise PluginImportError(message) from None
+    former = sys.modules.get(module.__name__)
+    try:
         code = compile(source, str(path), "exec", dont_inherit=True)
         linecache.checkcache(str(path))
         sys.modules[module.__name__] = module
         exec(code, vars(module))  # noqa: S102 - the project file is code that the user asked to run
-    except (Exception, SystemExit) as error:
+    except BaseException as error:
         sys.modules.pop(module.__name__, None)
-        raise PluginImportError(_describe(path, error)) from error
+        if former is not None:
+            sys.modules[module.__name__] = former
+        if isinstance(error, Exception | SystemExit):
+            raise PluginImportError(_describe(path, error)) from error
+        raise
     return module
 
 
 def _describe(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f"{path}:{error.lineno or 1}: {type(error).__name__}: {error.msg}"
-    if isinstance(error, OSError) and error.filename == str(path):
-        return f"{path}: cannot be read: {error.strerror}"
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _ours(frame.filename)]
     line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), 1)
     shown = format_frames(error)
