@@ -81,9 +81,15 @@ class Checkpoint:
         self.saved_step: int | None = None
         #: Where the newest checkpoint is.
         self.path: Path | None = None
+        self._outdated = False
         self._unmeasured: str | None = None  # why an evaluation gave no candidate for the best checkpoint
 
     # --- When ---
+
+    @hookimpl
+    def before_train(self) -> None:
+        """Forget what an evaluation before this run left."""
+        self._outdated = False
 
     @hookimpl
     def after_step(self, trainer: Trainer) -> None:
@@ -102,27 +108,32 @@ class Checkpoint:
     @hookimpl
     def after_eval(self, trainer: Trainer, split: str, metrics: Metrics) -> None:
         """Ask for a checkpoint when the metric is better than ever."""
-        best = self.best
-        if best is None or not best.metric.startswith(f"{split}/"):
+        if trainer.session is None or not trainer.session.training:
             return
-        if best.metric not in metrics:
+        self._outdated = self.saved_step == trainer.step  # what is on disk knows nothing of this evaluation
+        best = self.best
+        if best is None:
+            return
+        if best.metric in metrics:
+            if best.update(metrics[best.metric], trainer.step):
+                self._request(trainer, None, "best")
+            elif best.step is None:
+                self._unmeasured = f"it was {metrics[best.metric]}"
+        elif best.metric.startswith(f"{split}/"):
             self._unmeasured = f"it is not among {', '.join(metrics) or 'the metrics, of which there are none'}"
-        elif best.update(metrics[best.metric], trainer.step):
-            self._request(trainer, None, "best")  # again, if this step is saved already: that file knows nothing of it
-        elif best.step is None:
-            self._unmeasured = f"it was {metrics[best.metric]}"
 
     @hookimpl
     def after_train(self, trainer: Trainer) -> None:
-        """Save at the end, unless the last step is saved already, nothing was trained, or the run failed."""
+        """Save at the end, unless the last step and its evaluation are, nothing was trained, or the run failed."""
         outcome = trainer.outcome
         if trainer.work_dir is None or outcome is None or outcome.status not in ("completed", "stopped"):
             return
         if self.best is not None and self.best.step is None and self._unmeasured is not None:
             log.warning("checkpoint.best = %r was never measured as a finite number: %s", self.best.metric, self._unmeasured)
             self._unmeasured = None
-        is_best = self.best is not None and self.best.step == trainer.step and self.saved_step != trainer.step
-        if (self.at_end or is_best) and outcome.step > 0 and self.saved_step != trainer.step:
+        is_best = self.best is not None and self.best.step == trainer.step
+        is_new = self.saved_step != trainer.step or self._outdated
+        if (self.at_end or is_best) and outcome.step > 0 and is_new:
             trainer.save_checkpoint(trainer.checkpoint_path(), "final")
 
     def _request(self, trainer: Trainer, step: int | None, kind: str) -> None:
@@ -145,7 +156,7 @@ class Checkpoint:
         except BaseException:
             self.saved_step = before
             raise
-        self.path = path
+        self.path, self._outdated = path, False
         self._rotate(trainer, path)
         return path
 
