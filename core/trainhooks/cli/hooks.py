@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainhooks import hookspecs
-from trainhooks.cli.target import as_json, make_importable, plugin_options, project_file, read_config
+from trainhooks.cli.output import as_json
+from trainhooks.cli.target import make_importable, plugin_options, project_file, read_config
 from trainhooks.errors import OptionError, PluginError, UsageError
 from trainhooks.validation import suggestion
 

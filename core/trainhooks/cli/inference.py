@@ -7,7 +7,8 @@ from typing import Any
 
 import click
 
-from trainhooks.cli.target import as_json, make_trainer, run_options
+from trainhooks.cli.output import as_json
+from trainhooks.cli.target import make_trainer, run_options
 from trainhooks.errors import UsageError
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainhooks.cli.output import table
 from trainhooks.config import Config
 from trainhooks.discovery import PluginRecord, find_plugins, select, unmatched_blocks
 from trainhooks.errors import OptionError, PluginError, PluginNotFoundError, PluginValidationError
@@ -132,11 +133,3 @@ def _show_options(name: str, records: Sequence[PluginRecord], *, json_wanted: bo
 
 def _default(value: Any) -> str:
     return value.__name__ if callable(value) and hasattr(value, "__name__") else repr(value)
-
-
-def table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    """Return aligned columns, the last of them as long as it likes."""
-    cells = [[str(row.get(column, "")).replace("\n", " ") for column in columns] for row in rows]
-    widths = [max(len(column), *(len(line[i]) for line in cells)) if cells else len(column) for i, column in enumerate(columns)]
-    lines = [list(columns), *cells]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)

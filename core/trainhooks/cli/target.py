@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
-import os
-import re
 import shlex
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -177,56 +172,3 @@ def show_log() -> None:
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False
-
-
-def as_json(value: Any, indent: int | None = None) -> str:
-    """Return JSON that every reader takes: what is not finite is ``null``, what is no plain value is text."""
-
-    def plain(one: Any) -> Any:
-        if hasattr(one, "tolist"):
-            one = one.tolist()
-        if isinstance(one, dict):
-            return {str(key): plain(item) for key, item in one.items()}
-        if isinstance(one, list | tuple):
-            return [plain(item) for item in one]
-        if isinstance(one, float) and not math.isfinite(one):
-            return None
-        return one
-
-    return json.dumps(plain(value), indent=indent, default=str, allow_nan=False)
-
-
-def run_folder(config: Config, directory: Path, resume: str | None) -> Path | None:
-    """Return the folder of a run for which none was set: a fresh one, or for a resume the one that goes on."""
-    if "work_dir" in config.settings:
-        return None
-    if resume not in (None, "auto"):
-        path = Path(str(resume)).absolute()
-        for folder in (path, *path.parents):
-            if (folder / "run.json").is_file():
-                return folder
-    given = config.settings.get("name")
-    name = _file_name(str(given.value) if given is not None else directory.absolute().name)
-    runs = Path("runs")
-    if resume == "auto" and runs.is_dir():
-        former = [path for path in runs.iterdir() if _stamp(path.name, name) and (path / "run.json").is_file()]
-        if former:
-            return max(former, key=lambda path: _stamp(path.name, name))
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    number, path = 1, runs / f"{stamp}-{name}"
-    while path.exists():
-        number += 1
-        path = runs / f"{stamp}.{number}-{name}"
-    return path
-
-
-def _file_name(name: str) -> str:
-    """Return ``name`` as one part of a path that no file system finds too long."""
-    flat = re.sub(r"[/\\\x00-\x1f]", "_", name)
-    return os.fsencode(flat)[:200].decode(errors="ignore") or "run"
-
-
-def _stamp(folder: str, name: str) -> tuple[str, int] | tuple[()]:
-    """Return what sorts the folders of a run by age; nothing if the folder is of another run."""
-    match = re.fullmatch(r"(\d{8}-\d{6})(?:\.(\d+))?-(.*)", folder, re.DOTALL)
-    return (match[1], int(match[2] or 1)) if match and match[3] == name else ()

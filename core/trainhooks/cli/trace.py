@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainhooks.cli.target import as_json, make_trainer, run_options
+from trainhooks.cli.output import as_json
+from trainhooks.cli.target import make_trainer, run_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator

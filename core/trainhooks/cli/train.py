@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from trainhooks.cli.target import as_json, directory_of, is_reference, make_trainer, read_config, run_folder, run_options
+from trainhooks.cli.output import as_json
+from trainhooks.cli.runs import run_folder
+from trainhooks.cli.target import directory_of, is_reference, make_trainer, read_config, run_options
 from trainhooks.errors import UsageError
 
 if TYPE_CHECKING:

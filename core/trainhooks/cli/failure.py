@@ -1,0 +1,121 @@
+"""What the command line says when something goes wrong, and the exit code of it."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import click
+
+from trainhooks.errors import OptionError, PluginError, PluginImportError, TrainhooksError
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+_INTERRUPTED: Final = 130
+_BROKEN_PIPE: Final = 141
+_QUIET: Final = (str(Path(click.__file__).parent), str(Path(__file__).parent))
+
+
+def report(error: BaseException) -> int:
+    """Say on stderr what went wrong and return the exit code."""
+    if isinstance(error, click.ClickException):
+        _show_usage(error)
+        return error.exit_code
+    if isinstance(error, click.exceptions.Abort):  # out of a prompt
+        return _INTERRUPTED
+    if isinstance(error, KeyboardInterrupt):
+        click.echo("trainhooks: interrupted", err=True)
+        _show_notes([note for note in getattr(error, "__notes__", ()) if not note.startswith("raised in ")])
+        return _INTERRUPTED
+    if isinstance(error, BrokenPipeError) and _stdout_is_gone():
+        return _BROKEN_PIPE
+    if isinstance(error, TrainhooksError):
+        _show_origin(error)
+        click.echo(f"trainhooks: {error}", err=True)
+        _show_notes(getattr(error, "__notes__", ()))
+        _show_way_out(error)
+        return error.exit_code
+    _show_traceback(error)
+    return 1
+
+
+def _show_usage(error: click.ClickException) -> None:
+    context = getattr(error, "ctx", None)
+    if context is None or type(error).__name__ == "NoArgsIsHelpError":  # the help itself
+        error.show()
+        return
+    click.echo(f"trainhooks: {error.format_message().rstrip('.')} (see `{context.command_path} -h`)", err=True)
+
+
+def _stdout_is_gone() -> bool:
+    """Return whether nobody reads stdout any more, and keep Python from complaining of it once more at exit."""
+    try:
+        out = sys.stdout.fileno()
+        poll = select.poll()
+    except (OSError, ValueError, AttributeError):  # no real stdout, or a system without poll
+        return False
+    poll.register(out, select.POLLOUT)
+    gone = any(events & select.POLLERR for _, events in poll.poll(0))
+    if gone:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out)
+    return gone
+
+
+def _show_notes(notes: Any) -> None:
+    for note in notes:
+        click.echo(note, err=True)
+
+
+def _show_way_out(error: TrainhooksError) -> None:
+    """Say how to go on without plugins that are broken, or that are active because they are installed and lack an option."""
+    text = str(error)
+    if isinstance(error, PluginError):
+        lines = text.splitlines()
+    elif isinstance(error, OptionError):
+        lines = [line for line in text.splitlines() if "is missing and has no default" in line]
+    else:
+        return
+    named = (name for line in lines for name in re.findall(r"^plugin '([^']+)' \((?!given to|-p )", line))
+    names = [name for name in dict.fromkeys(named) if f"-p no:{name}" not in text]
+    if names:
+        words = " ".join(f"-p no:{name}" for name in names)
+        click.echo(f"  rerun with {words} to go on without {'it' if len(names) == 1 else 'them'}", err=True)
+
+
+def _show_origin(error: TrainhooksError) -> None:
+    """Show where the import of a plugin failed: the frames outside of trainhooks and of the import system."""
+    at: BaseException | None = error
+    while at is not None and not isinstance(at, PluginImportError):
+        at = at.__cause__
+    cause = at.__cause__ if at is not None else None
+    if cause is None or '  File "' in str(error):  # that of a project file is in the message
+        return
+    ours = str(Path(__file__).parent.parent)
+    frames = [
+        frame
+        for frame in traceback.extract_tb(cause.__traceback__)
+        if not frame.filename.startswith(("<frozen", ours)) and "importlib" not in frame.filename
+    ]
+    if frames or isinstance(cause, SyntaxError):
+        lines = ("Traceback (most recent call last):\n", *traceback.format_list(frames)) if frames else ()
+        click.echo("".join([*lines, *traceback.format_exception_only(type(cause), cause)]), err=True, nl=False)
+
+
+def _show_traceback(error: BaseException) -> None:
+    traceback.print_exception(type(error), error, _from_the_trainer_on(error.__traceback__))
+    if sys.version_info < (3, 11):
+        _show_notes(getattr(error, "__notes__", ()))
+
+
+def _from_the_trainer_on(frames: TracebackType | None) -> TracebackType | None:
+    """Leave the frames of click and of the commands out."""
+    inner = frames
+    while inner is not None and inner.tb_frame.f_code.co_filename.startswith(_QUIET):
+        inner = inner.tb_next
+    return inner or frames

@@ -1,0 +1,35 @@
+"""How results are written for people and for machines."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def as_json(value: Any, indent: int | None = None) -> str:
+    """Return JSON that every reader takes: what is not finite is ``null``, what is no plain value is text."""
+
+    def plain(one: Any) -> Any:
+        if hasattr(one, "tolist"):
+            one = one.tolist()
+        if isinstance(one, dict):
+            return {str(key): plain(item) for key, item in one.items()}
+        if isinstance(one, list | tuple):
+            return [plain(item) for item in one]
+        if isinstance(one, float) and not math.isfinite(one):
+            return None
+        return one
+
+    return json.dumps(plain(value), indent=indent, default=str, allow_nan=False)
+
+
+def table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
+    """Return aligned columns, the last of them as long as it likes."""
+    cells = [[str(row.get(column, "")).replace("\n", " ") for column in columns] for row in rows]
+    widths = [max(len(column), *(len(line[i]) for line in cells)) if cells else len(column) for i, column in enumerate(columns)]
+    lines = [list(columns), *cells]
+    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)

@@ -1,0 +1,48 @@
+"""Where a run goes that was given no ``work_dir``: ``runs/<time>-<name>``."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from trainhooks.config import Config
+
+
+def run_folder(config: Config, directory: Path, resume: str | None) -> Path | None:
+    """Return the folder of a run for which none was set: a fresh one, or for a resume the one that goes on."""
+    if "work_dir" in config.settings:
+        return None
+    if resume not in (None, "auto"):
+        path = Path(str(resume)).absolute()
+        for folder in (path, *path.parents):
+            if (folder / "run.json").is_file():
+                return folder
+    given = config.settings.get("name")
+    name = _file_name(str(given.value) if given is not None else directory.absolute().name)
+    runs = Path("runs")
+    if resume == "auto" and runs.is_dir():
+        former = [path for path in runs.iterdir() if _stamp(path.name, name) and (path / "run.json").is_file()]
+        if former:
+            return max(former, key=lambda path: _stamp(path.name, name))
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    number, path = 1, runs / f"{stamp}-{name}"
+    while path.exists():
+        number += 1
+        path = runs / f"{stamp}.{number}-{name}"
+    return path
+
+
+def _file_name(name: str) -> str:
+    """Return ``name`` as one part of a path that no file system finds too long."""
+    flat = re.sub(r"[/\\\x00-\x1f]", "_", name)
+    return os.fsencode(flat)[:200].decode(errors="ignore") or "run"
+
+
+def _stamp(folder: str, name: str) -> tuple[str, int] | tuple[()]:
+    """Return what sorts the folders of a run by age; nothing if the folder is of another run."""
+    match = re.fullmatch(r"(\d{8}-\d{6})(?:\.(\d+))?-(.*)", folder, re.DOTALL)
+    return (match[1], int(match[2] or 1)) if match and match[3] == name else ()
