@@ -33,6 +33,7 @@ from pathlib import Path
 import pytest
 
 import trainhooks_builtins
+from trainhooks import errors
 from trainhooks.cli import main
 from trainhooks.manager import snake_case
 
@@ -269,26 +270,68 @@ def test_built_ins_page_lists_every_option_with_its_default(name):
         assert (shown if callable(default) else ast.literal_eval(shown)) == wanted, option
 
 
-def message_texts():
-    """Return every text in the packages with ``…`` for each value that is put into it."""
+def sources():
     for folder in (ROOT / "core" / "trainhooks", ROOT / "plugins" / "builtins" / "trainhooks_builtins"):
         for file in folder.rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.JoinedStr):
-                    parts = (part.value if isinstance(part, ast.Constant) else "…" for part in node.values)
-                    yield "".join(parts)
-                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-                    yield re.sub(r"%\.?\d*[srdg]", "…", node.value)
+            yield ast.parse(file.read_text(encoding="utf-8"))
+
+
+def text_of(node):
+    """Return the text of an expression with ``…`` for each value that is put into it."""
+    if isinstance(node, ast.Constant):
+        return re.sub(r"%\.?\d*[srdg]", "…", node.value) if isinstance(node.value, str) else "…"
+    if isinstance(node, ast.JoinedStr):
+        return "".join(text_of(part) for part in node.values)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return text_of(node.left) + text_of(node.right)
+    return "…"
+
+
+def message_texts():
+    """Return every text in the packages."""
+    return [" ".join(text_of(node).split()) for tree in sources() for node in ast.walk(tree)]
+
+
+def raised_texts():
+    """Return the text of every error that is raised with one: in place, or by the variable ``message`` set before it."""
+    for tree in sources():
+        for node in ast.walk(tree):
+            for body in (getattr(node, name, []) for name in ("body", "orelse", "finalbody")):
+                message = None
+                for statement in body if isinstance(body, list) else []:
+                    if isinstance(statement, ast.Assign) and getattr(statement.targets[0], "id", "") == "message":
+                        message = statement.value
+                    if isinstance(statement, ast.Raise) and isinstance(statement.exc, ast.Call) and statement.exc.args:
+                        first = statement.exc.args[0]
+                        text = text_of(message if getattr(first, "id", "") == "message" and message is not None else first)
+                        if hasattr(errors, getattr(statement.exc.func, "id", "")) and len(fixed(text)) >= 10:
+                            yield " ".join(text.split())
+
+
+def fixed(text):
+    """Return what a message has besides the values that are put into it."""
+    return re.sub(r"[…\s\W]", "", text)
+
+
+def troubleshooting_patterns():
+    """Return a pattern for each message that the page quotes, in a heading or at the beginning of an item of a list."""
+    page = FENCE.sub("", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
+    quoted = [one[1] for one in re.findall(r"^(?:###|-) (`+) ?(.+?) ?\1(?:$|: )", page, flags=re.MULTILINE)]
+    assert len(quoted) == len(set(quoted)) > 100
+    return {message: re.escape(message).replace("…", ".*") for message in quoted}
 
 
 def test_troubleshooting_quotes_messages_as_they_are():
-    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    headings = [one[1] for one in re.findall(r"^### (`+) ?(.+?) ?\1$", FENCE.sub("", page), flags=re.MULTILINE)]
-    assert len(headings) == len(set(headings)) > 30
-    texts = [" ".join(text.split()) for text in message_texts()]
-    patterns = {heading: re.escape(heading).replace("…", ".*") for heading in headings}
+    texts = message_texts()
+    patterns = troubleshooting_patterns()
     unknown = [heading for heading, pattern in patterns.items() if not any(re.search(pattern, text) for text in texts)]
-    assert not unknown, "no message reads like these headings"
+    assert not unknown, "no message in the packages reads like these"
+
+
+def test_troubleshooting_has_every_error():
+    patterns = [pattern for message, pattern in troubleshooting_patterns().items() if len(fixed(message)) >= 10]
+    missing = [text for text in dict.fromkeys(raised_texts()) if not any(re.search(pattern, text) for pattern in patterns)]
+    assert not missing, "docs/troubleshooting.md does not have these"
 
 
 def test_environment_variables_and_settings_are_documented():
