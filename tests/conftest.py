@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo  # the first optimizer of a process imports it, and it sets TORCHINDUCTOR_CACHE_DIR
 from torch import nn
 
 from trainhooks import Trainer, hookimpl

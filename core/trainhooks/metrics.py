@@ -167,9 +167,10 @@ class MetricBus:
 
     def add_output(self, output: Output, size: int) -> None:
         """Keep the scalars that a training step returned, as ``train/...``; the loss is looked at when it is folded."""
-        self._losses.append(output.get("loss"))
+        loss = output.get("loss")
+        self._losses.append(loss)
         self._sizes.append(size)
-        if len(output) > 1:
+        if loss is None or len(output) > 1:
             for name, value in output.items():
                 if name != "loss" and is_scalar(value):
                     self._keep("train/" + name, value.detach() if isinstance(value, torch.Tensor) else float(value), size)
