@@ -6,6 +6,7 @@ import os
 import sys
 import time
 from datetime import timedelta
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainhooks import hookimpl
@@ -48,8 +49,9 @@ class Rate:
 class Progress:
     """Shows how far the training is, its latest metrics, its speed and the time left.
 
-    On a terminal and in notebooks a bar of rich, elsewhere (files, pipes, ``TERM=dumb``) plain lines: about 20 in a run
-    whose length is known, and at least one a minute; the last one says how it ended. Only the main process prints.
+    On a terminal and in notebooks with ipywidgets a bar of rich, elsewhere (files, pipes, ``TERM=dumb``) plain lines: about
+    20 in a run whose length is known, and at least one a minute; the last one says how it ended. Only the main process
+    prints.
 
     Args:
         style: ``bar``, ``lines``, ``off``, or what fits (``auto``).
@@ -92,6 +94,8 @@ class Progress:
             self._bar = _make_bar()
             self._task = self._bar.add_task("train", total=trainer.total_steps, completed=trainer.step, facts="")
             self._bar.start()
+        else:
+            self._show(trainer, trainer.step)
 
     @hookimpl
     def after_step(self, trainer: Trainer) -> None:
@@ -137,15 +141,15 @@ class Progress:
         if step != self._shown and (last or now >= self._next_time or self._is_mark(step, trainer.total_steps)):
             self._shown, self._next_time = step, now + _SILENCE_S
             print(f"{self._counts(trainer, step)}  {facts}  {_duration(left)} left".replace("    ", "  "), flush=True)
-        self._next_step = self._next_mark(step, trainer.total_steps, rate)
+        self._next_step = self._next_mark(step, trainer.total_steps, (rate or 0) * (self._next_time - now))
 
-    def _next_mark(self, step: int, total: int | None, rate: float | None) -> int:
-        """Return the next step to look at: the next twentieth of the run, or a minute from now, but one step at least."""
-        by_time = step + max(int((rate or 0) * _SILENCE_S), 1)
+    def _next_mark(self, step: int, total: int | None, in_silence: float) -> int:
+        """Return the next step to look at: the next twentieth of the run, or a minute after the last line."""
+        by_time = step + max(int(in_silence), 1)
         if total is None:
             return by_time
         part = _part(total)
-        return min((step // part + 1) * part, max(by_time, step + 1)) if rate else (step // part + 1) * part
+        return min((step // part + 1) * part, by_time)
 
     @staticmethod
     def _is_mark(step: int, total: int | None) -> bool:
@@ -187,7 +191,7 @@ def _make_bar() -> RichProgress:
 
 def _is_interactive() -> bool:
     if _in_notebook():
-        return True
+        return find_spec("ipywidgets") is not None  # rich draws its bar with it, and shows nothing without
     return sys.stdout.isatty() and os.environ.get("TERM", "") != "dumb"
 
 
