@@ -243,7 +243,7 @@ class _Origins:
         for number, line in enumerate(self._lines, 1):
             if line.lstrip().startswith("["):
                 current = _header(line)
-                if current == table or (key is not None and current == (*table, key)):
+                if current == table or (key is not None and current[: len(table) + 1] == (*table, key)):
                     found = found or number
             elif key is not None and current == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
                 return number

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import typing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -112,11 +113,23 @@ def _convert(value: Any, annotation: Any) -> Any:
             adapter = TypeAdapter(annotation, config=ConfigDict(arbitrary_types_allowed=True, allow_inf_nan=False))
         except PydanticUserError:  # a model has a configuration of its own
             adapter = TypeAdapter(annotation)
+        if isinstance(value, list | dict) and _holds_bool(value):
+            try:
+                return adapter.validate_json(json.dumps(value), strict=True)
+            except TypeError:  # something that JSON does not know, so it did not come from a file
+                pass
         return adapter.validate_python(value, strict=True if isinstance(value, bool) else None)
     except ValidationError as error:
         texts = dict.fromkeys(one["msg"].replace("Input should be", "must be") for one in error.errors(include_url=False))
         message = f"{' or '.join(texts)}, not {value!r}"
         raise ValueError(message) from None
+
+
+def _holds_bool(value: Any) -> bool:
+    """Return whether a truth value is somewhere inside, which would pass for a number unless types are taken strictly."""
+    if isinstance(value, list | dict):
+        return any(_holds_bool(one) for one in (value.values() if isinstance(value, dict) else value))
+    return isinstance(value, bool)
 
 
 def _resolved(annotation: Any, target: Any) -> Any:
