@@ -568,6 +568,34 @@ def test_resume_from_every_path_that_was_printed(cli, project, what):
     assert len(list((project / "runs").iterdir())) == 1
 
 
+def test_resume_from_a_checkpoint_that_was_copied_elsewhere(cli, project, tmp_path):
+    done = outcome(cli("train", "--json"))
+    shutil.copytree(done["checkpoint"], tmp_path / "kept")
+    again = outcome(cli("train", "--resume", tmp_path / "kept", "--json", "--set", "max_steps=5"))
+    assert again["step"] == 5
+    assert again["work_dir"] != done["work_dir"]  # the former run's own folder is left alone
+    assert [path.name for path in (tmp_path / "kept").iterdir() if path.suffix not in (".json", ".pt")] == []
+
+
+def test_what_cannot_be_resumed_leaves_nothing_behind(cli, project, tmp_path):
+    done = outcome(cli("train", "--json"))
+    damaged = tmp_path / "damaged"
+    shutil.move(done["checkpoint"], damaged)
+    (damaged / "state.pt").write_bytes(b"damaged")
+    (tmp_path / "empty").mkdir()
+    shutil.rmtree(project / "runs")
+    for path, code, message in (
+        (damaged, 1, f"trainhooks: {damaged}/state.pt is damaged: "),
+        (tmp_path / "empty", 1, f"trainhooks: no whole checkpoint in {tmp_path}/empty"),
+        (project / "trainconf.py", 2, f"{project}/trainconf.py"),
+    ):
+        err = cli("train", "--resume", path, expect=code).err
+        assert message in err
+        assert "Traceback" not in err
+        assert "no:checkpoint" not in err  # going on without what reads checkpoints is no way to resume
+        assert tree(project) == ["trainconf.py"]
+
+
 def test_relative_paths(cli, project, monkeypatch, tmp_path):
     done = outcome(cli("train", "--json", "--set", "work_dir=out"))
     assert done["work_dir"] == str(project / "out")

@@ -38,7 +38,8 @@ def report(error: BaseException) -> int:
     if isinstance(error, TrainhooksError):
         _show_origin(error)
         click.echo(f"trainhooks: {error}", err=True)
-        _show_notes(getattr(error, "__notes__", ()))
+        notes = getattr(error, "__notes__", ())  # a message of a built-in plugin says enough; nobody would go on without it
+        _show_notes([note for note in notes if not (note.startswith("raised in ") and " (trainhooks " in note)])
         _show_way_out(error)
         return error.exit_code
     _show_traceback(error)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import re
 import time
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from trainhooks.config import Config
 
 
@@ -34,6 +37,21 @@ def run_folder(config: Config, directory: Path, resume: str | None) -> Path | No
         number += 1
         path = runs / f"{stamp}.{number}-{name}"
     return path
+
+
+@contextmanager
+def removed_if_unused(folder: Path | None) -> Iterator[None]:
+    """Remove a run folder that is made inside and in which nothing was done, since what was to be resumed cannot be read."""
+    made = [one for one in (folder, *folder.parents) if not one.exists()] if folder is not None else []
+    try:
+        yield
+    except BaseException:
+        if made and made[0].is_dir() and [path.name for path in made[0].iterdir()] == ["run.json"]:
+            (made[0] / "run.json").unlink()
+            for one in made:
+                with suppress(OSError):  # somebody else's run may be there by now
+                    one.rmdir()
+        raise
 
 
 def _file_name(name: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainhooks.cli.output import as_json
-from trainhooks.cli.runs import run_folder
+from trainhooks.cli.runs import removed_if_unused, run_folder
 from trainhooks.cli.target import directory_of, is_reference, make_trainer, read_config, run_options
 from trainhooks.errors import UsageError
 
@@ -28,7 +28,8 @@ def train(target: str, resume: str | None, overwrite: bool, strict_plugins: bool
     TARGET is a directory with a trainconf.py (default: this one), or module:attribute giving a Trainer.
     """
     trainer = _trainer(target, resume, overwrite, strict_plugins, chosen)
-    outcome = trainer.train(resume=resume)
+    with removed_if_unused(trainer.work_dir):
+        outcome = trainer.train(resume=resume)
     if json_wanted:
         click.echo(as_json({**vars(outcome), "work_dir": trainer.work_dir, "checkpoint": _checkpoint(trainer)}))
     elif trainer.work_dir is not None:
