@@ -110,8 +110,9 @@ def _unmarked(plugin: object, hooks: Mapping[str, tuple[str, ...]]) -> Iterator[
         classes = [base for base in type(plugin).__mro__ if base.__module__ == type(plugin).__module__]
         own = {name: value for base in reversed(classes) for name, value in vars(base).items()}
     for name in sorted(set(own) & set(hooks)):
-        if inspect.isroutine(own[name]) and not hasattr(own[name], MARK) and inspect.isroutine(getattr(plugin, name, None)):
-            yield f"{name}() {_place(own[name])}: has a hook's name but no @hookimpl, so it would never be called"
+        written = _bare(own[name])
+        if inspect.isroutine(written) and not hasattr(written, MARK) and inspect.isroutine(getattr(plugin, name, None)):
+            yield f"{name}() {_place(written)}: has a hook's name but no @hookimpl, so it would never be called"
 
 
 def _signature_faults(function: Callable[..., Any], arguments: tuple[str, ...]) -> Iterator[str]:
@@ -147,8 +148,11 @@ def _wrapper_faults(
 
 
 def _static(plugin: object, name: str) -> object:
-    found = inspect.getattr_static(plugin, name, None)
-    return found.__func__ if isinstance(found, staticmethod | classmethod) else found
+    return _bare(inspect.getattr_static(plugin, name, None))
+
+
+def _bare(function: object) -> object:
+    return function.__func__ if isinstance(function, staticmethod | classmethod) else function
 
 
 def _place(function: object) -> str:
