@@ -196,7 +196,7 @@ def test_all_broken_ones_are_named_at_once(monkeypatch, project, cli, tree):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ["import_error", "exits", "wrong_argument"])
+@pytest.mark.parametrize("case", ["import_error", "exits"])
 def test_in_a_process_of_its_own(case, project):
     name, distribution, _, code, fault = CASES[case]
     environment = {**os.environ, "PYTHONPATH": str(BROKEN / case), "PYTHONDONTWRITEBYTECODE": "1"}

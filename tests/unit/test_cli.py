@@ -1,7 +1,9 @@
 """The command line: exit codes, messages of one line, output that machines can read, and nothing made when anything is wrong."""
 
+import dataclasses
 import json
 import logging
+import re
 import shlex
 import shutil
 import signal
@@ -15,7 +17,8 @@ import torch
 
 from trainhooks.cli import main
 
-TINY = Path(__file__).parents[1] / "data/projects/tiny"
+ROOT = Path(__file__).parents[2]
+TINY = ROOT / "tests/data/projects/tiny"
 SCRIPT = str(Path(sys.executable).with_name("trainhooks"))
 COMMANDS = ("plugins", "hooks", "train", "evaluate", "predict", "trace", "init")
 
@@ -96,8 +99,15 @@ def test_help_everywhere(cli, empty, command, flag):
 def test_help_lists_every_command_and_version_is_the_distributions(cli, empty):
     shown = cli("-h").out
     assert [line.split()[0] for line in shown.partition("Commands:\n")[2].splitlines()] == list(COMMANDS)
-    version = subprocess.run([sys.executable, "-m", "pip", "show", "trainhooks"], capture_output=True, text=True, check=True)
-    assert cli("--version").out.strip() == f"trainhooks {version.stdout.splitlines()[1].removeprefix('Version: ')}"
+    version = re.search(r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert cli("--version").out == f"trainhooks {version[1]}\n"
+
+
+def test_help_names_every_setting(cli, empty):
+    from trainhooks.settings import Settings
+
+    shown = " ".join(cli("train", "-h").out.split())
+    assert f"A setting of the run: {', '.join(field.name for field in dataclasses.fields(Settings))}." in shown
 
 
 @pytest.mark.parametrize(
@@ -213,6 +223,33 @@ def test_hooks_works_beside_a_broken_project_file(cli, project):
     shown = cli("hooks", "after_step")
     assert f"not shown: {project}/trainconf.py:1: ModuleNotFoundError" in shown.err
     assert "progress  (trainhooks " in shown.out
+
+
+THEIR_HOOKS = """
+from trainhooks import hookimpl, hookspec
+
+class Specs:
+    @staticmethod
+    @hookspec(firstresult=True)
+    def rollout_collect(trainer, length):
+        \"\"\"Collect a rollout.\"\"\"
+
+class Rollout:
+    hookspecs = Specs
+
+    @hookimpl
+    def rollout_collect(self, length):
+        return [0] * length
+"""
+
+
+def test_hooks_shows_what_plugins_specify(cli, empty, fake_distribution):
+    fake_distribution("trainhooks-rollout", {"rollout": "rollout_plugin:Rollout"}, {"rollout_plugin": THEIR_HOOKS})
+    facts = json.loads(cli("hooks", "rollout_collect", "--json").out)
+    assert facts["arguments"] == ["trainer", "length"]
+    assert facts["summary"] == "Collect a rollout."
+    assert [(one["plugin"], one["distribution"]) for one in facts["implementations"]] == [("rollout", "trainhooks-rollout")]
+    assert "did you mean 'rollout_collect'?" in refused(cli("hooks", "rollout_colect", expect=2))
 
 
 # init

@@ -35,9 +35,10 @@ def hooks(name: str | None, json_wanted: bool, directory: Path, conf: Path | Non
             click.echo(inspect.getdoc(hookspecs))
             click.echo("\n`trainhooks hooks NAME` shows one hook and who implements it, in call order.")
         return
-    implementations, failures = _implementations(name, directory, conf, chosen)
+    implementations, failures, theirs = _implementations(name, directory, conf, chosen)
     for failure in failures:
         click.echo(f"trainhooks: not shown: {failure}", err=True)
+    specs |= theirs
     spec = specs.get(name)
     if spec is None and not implementations:
         message = f"there is no hook {name!r}{suggestion(name, specs)}"
@@ -72,8 +73,8 @@ def _facts(spec: Any) -> dict[str, Any]:
 
 def _implementations(
     name: str, directory: Path, conf: Path | None, chosen: dict[str, Any]
-) -> tuple[list[dict[str, Any]], list[str]]:
-    """Import the active plugins and the project file, as a run would, and return who implements a hook.
+) -> tuple[list[dict[str, Any]], list[str], dict[str, Any]]:
+    """Import the active plugins and the project file, as a run would; return who implements a hook, and further hooks.
 
     What a run would refuse is left out and told of, so that one broken plugin does not hide the others.
     """
@@ -123,7 +124,8 @@ def _implementations(
         }
         for one in manager.implementations(name)
     ]
-    return rows, failures
+    specified = {hook: caller.spec for hook, caller in vars(manager._pluggy.hook).items() if not hasattr(hookspecs, hook)}
+    return rows, failures, {hook: spec.function for hook, spec in specified.items() if spec is not None}
 
 
 def _is_of(error: Exception, record: PluginRecord) -> bool:

@@ -7,7 +7,7 @@ import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
@@ -20,6 +20,12 @@ from trainhooks.validation import suggestion
 if TYPE_CHECKING:
     from trainhooks import Trainer
 
+#: Names of the settings, for the help, which must not load torch as ``settings.py`` does.
+SETTINGS: Final = (
+    *("max_epochs", "max_steps", "max_updates", "steps_per_epoch", "device", "seed", "work_dir", "name"),
+    *("log_every_steps", "report_timeout_s"),
+)
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
@@ -27,7 +33,9 @@ def plugin_options(command: F) -> F:
     """Add ``-p``, ``-o``, ``--set`` and ``--conf``."""
     for option in (
         click.option("--conf", type=click.Path(path_type=Path), help="Project file, instead of TARGET/trainconf.py."),
-        click.option("--set", "settings", multiple=True, metavar="KEY=VALUE", help="A setting of the run: max_epochs=10."),
+        click.option(
+            "--set", "settings", multiple=True, metavar="KEY=VALUE", help=f"A setting of the run: {', '.join(SETTINGS)}."
+        ),
         click.option("-o", "options", multiple=True, metavar="PLUGIN.KEY=VALUE", help="An option of a plugin."),
         click.option(
             "-p", "plugins", multiple=True, metavar="NAME", help="Use a plugin (NAME, module:attribute) or not (no:NAME)."
