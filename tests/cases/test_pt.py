@@ -5,6 +5,7 @@ import logging
 import os
 
 import pytest
+
 from trainhooks import Trainer, UsageError, hookimpl
 from trainhooks.cli import main
 from trainhooks_builtins import Checkpoint, Evaluation, MetricsLog
