@@ -94,7 +94,7 @@ def report_declined(
                     log.warning(
                         "%s implements %s() but returned None, so the engine's own implementation ran as well; "
                         "if that is not meant, return the stage's result",
-                        other,
+                        str(other),  # a log record that is kept must not keep the plugin
                         hook,
                     )
             return function(*args, **kwargs)

@@ -188,6 +188,8 @@ class PluginManager:
 
     def close(self) -> None:
         """Let go of everything, so that a finished trainer is freed by reference counts."""
+        for plugin in (*self.plugins.values(), *([self._engine] if self._engine else [])):
+            plugin.implementations = {}  # which refer to it
         self._install({}, with_engine=False)
         self._engine = None
         vars(self._pluggy.hook).clear()  # pluggy's manager and its hook callers refer to each other
@@ -370,10 +372,10 @@ class PluginManager:
     def disable(self, plugin: Plugin, error: BaseException) -> None:
         """Go on without a plugin whose policy allows it: one warning, recorded, its ``teardown`` called."""
         if self.plugins.get(plugin.name) is not plugin:
-            log.warning("%s failed again while it was being shut down: %r", plugin, error)
+            log.warning("%s failed again while it was being shut down: %r", str(plugin), error)
             return
         self.disabled[plugin.name] = repr(error)
-        log.warning("%s failed and is disabled for the rest of this run", plugin, exc_info=error)
+        log.warning("%s failed and is disabled for the rest of this run", str(plugin), exc_info=error)
         self.remove(plugin.name)
         trainer = self.owner() if self.owner is not None else None
         if trainer is not None:

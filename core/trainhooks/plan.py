@@ -59,5 +59,5 @@ def _compiled(
     source = f"def {hook}(*, {', '.join(arguments)}):\n" + "".join(f"    {line}\n" for line in lines)
     namespace = {f"_{number}": one.function for number, one in enumerate(implementations)} | names
     exec(compile(source, f"<plan of {hook}>", "exec"), namespace)  # noqa: S102 - the lines above, nothing else
-    function: Callable[..., Any] = namespace[hook]
+    function: Callable[..., Any] = namespace.pop(hook)  # whose globals this is: it must not refer to itself
     return function
