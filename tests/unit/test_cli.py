@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import logging
+import os
 import re
 import shlex
 import shutil
@@ -261,6 +262,13 @@ def test_init_writes_what_trains_at_once(cli, empty):
     (command,) = [line.removeprefix("now run: ") for line in said.splitlines() if line.startswith("now run: ")]
     done = outcome(cli(*shlex.split(command)[1:], "--set", "max_steps=3", "--json"))
     assert (done["status"], done["step"]) == ("completed", 3)
+
+
+def test_the_starter_learns(cli, empty):
+    """Two spirals that lie apart: half is chance, and what has learned them is close to all."""
+    cli("init")
+    metrics = outcome(cli("train", "--set", "seed=0", "--json"))["metrics"]
+    assert metrics["val/accuracy"] > 0.95
 
 
 def test_init_leaves_what_is_there(cli, empty):
@@ -703,6 +711,21 @@ def test_any_name_of_a_folder(cli, project, monkeypatch, tmp_path, name):
     own = outcome(cli("train", "--json", "--set", f"work_dir={json.dumps(f'out/{name}', ensure_ascii=False)}", "--", name))
     assert own["work_dir"] == str(tmp_path / "out" / name)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted({name, "out", "runs"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("encoding", "printed"), [("utf-8", b"/o-\xff-\xc3\xa9"), ("latin-1", b"/o-\\udcff-\xe9")])
+def test_a_name_that_the_terminal_cannot_show_does_not_fail_the_run(project, encoding, printed):
+    """A byte that is no UTF-8 is printed as it is, so that what was printed can be typed; other encodings show an escape."""
+    environment = {**os.environ, "PYTHONIOENCODING": encoding, "NO_COLOR": "1"}
+    done = subprocess.run(
+        [SCRIPT.encode(), b"train", b"-p", b"no:progress", b"--set", b"work_dir=o-\xff-\xc3\xa9"],
+        env=environment,
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    assert done.stdout.splitlines()[0] == b"run folder: " + bytes(project) + printed
 
 
 def test_a_folder_with_the_longest_name(cli, project, monkeypatch, tmp_path):

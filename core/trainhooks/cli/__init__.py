@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import sys
 from importlib import import_module
 from typing import Any, Final
@@ -102,6 +104,7 @@ def cli() -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 the training failed, 2 wrong usage, 3 a broken plugin, 130 interrupted."""
+    _let_any_path_be_printed()
     try:
         code = cli.main(args=arguments, prog_name="trainhooks", standalone_mode=False)
     except Exception as error:
@@ -109,3 +112,10 @@ def main(arguments: list[str] | None = None) -> None:
 
         code = report(error.error if isinstance(error, _Passed) else error)
     sys.exit(code or 0)
+
+
+def _let_any_path_be_printed() -> None:
+    """Keep a name that is no text in the terminal's encoding from failing a run at its last line."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        plain = codecs.lookup(sys.stdout.encoding).name == "utf-8"
+        sys.stdout.reconfigure(errors="surrogateescape" if plain else "backslashreplace")
