@@ -593,6 +593,16 @@ def test_resume_auto_starts_and_goes_on(cli, project):
     assert len(list((project / "runs").iterdir())) == 1
 
 
+def test_resume_auto_in_a_folder_of_ones_own(cli, project):
+    """One command line for the first start and every restart, as a cluster's queue runs it."""
+    words = ("train", "--resume", "auto", "--json", "--set", "work_dir=out")
+    assert [outcome(cli(*words, "--set", f"max_steps={steps}"))["step"] for steps in (2, 5, 5)] == [2, 5, 5]
+    assert not (project / "runs").exists()
+    rows = (project / "out/metrics.jsonl").read_text().splitlines()
+    steps = [json.loads(row)["step"] for row in rows]
+    assert steps == sorted(steps)
+
+
 def test_resume_auto_takes_the_newest_run_of_this_name(cli, project):
     made = [Path(outcome(cli("train", "--json"))["work_dir"]) for _ in range(3)]
     other = Path(outcome(cli("train", "--json", "--set", "name=2-project"))["work_dir"])

@@ -1,0 +1,59 @@
+"""A run that is killed again and again, wherever it is, and started anew with the same command line, ends as if nothing had been."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytestmark = pytest.mark.slow
+
+SCRIPT = str(Path(sys.executable).with_name("trainhooks"))
+STEPS = 40
+
+SLOWLY = """
+
+import time
+
+
+@hookimpl
+def before_step(trainer):
+    time.sleep(0.01)
+    print("begins", trainer.step, flush=True)
+"""
+
+
+def test_killed_and_resumed(project):
+    file = project / "trainconf.py"
+    file.write_text(file.read_text().replace("[1.0, 1.0, 1.0]", "[1.0] * 7") + SLOWLY)
+    command = [SCRIPT, "train", "-p", "no:progress", "--resume", "auto", "--set", f"max_steps={STEPS}"]
+    command += ["--set", "work_dir=out", "--set", "log_every_steps=1", "-o", "checkpoint.every_steps=1", "--json"]
+    begins = []
+    for kill_after in (3, 6, 9):  # steps of that start, so that each of them gets further than the one before
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            lines = [process.stdout.readline() for _ in range(kill_after)]
+            process.kill()
+        assert process.returncode == -9
+        assert [line.split()[0] for line in lines] == ["begins"] * kill_after
+        begins.append([int(line.split()[1]) for line in lines])
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env={**os.environ, "NO_COLOR": "1"})
+    outcome = json.loads(done.stdout.splitlines()[-1])
+    assert (outcome["status"], outcome["step"], outcome["epoch"]) == ("completed", STEPS, STEPS // 7)
+    # Each start went on where a checkpoint was: a step that was begun twice lies at or after the last one that was saved.
+    assert begins[0] == [0, 1, 2]
+    assert [steps == list(range(steps[0], steps[0] + len(steps))) for steps in begins] == [True] * 3
+    assert begins[0][0] < begins[1][0] < begins[2][0]
+    state = torch.load(Path(outcome["checkpoint"]) / "state.pt", weights_only=True)
+    (weight,) = state["model"].values()
+    assert weight.item() == -STEPS  # 1 less at each update, none of them lost and none done twice
+    logged = [json.loads(line) for line in (project / "out/metrics.jsonl").read_text().splitlines()]
+    losses = [(row["step"], row["train/loss"]) for row in logged if "train/loss" in row]
+    assert losses == [(step, 1.0 - step) for step in range(1, STEPS + 1)]  # w before the update, each step once
+    values = {(row["step"], row["val/loss"]) for row in logged if "val/loss" in row}
+    ends = [*range(7, STEPS, 7), STEPS]  # of epochs, and of the run
+    assert values == {(step, -2.0 * step) for step in ends}
+    hidden = [str(path) for path in (project / "out").rglob("*") if path.name.endswith((".tmp", ".old"))]
+    assert hidden == []
