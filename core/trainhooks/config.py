@@ -26,6 +26,8 @@ else:
     import tomli as tomllib
 
 _KEYS = ("enable", "disable", "autoload", "train", "plugins")
+_PART = r"""\s*(?:"[^"]*"|'[^']*'|[\w-]+)\s*"""
+_ASSIGNED = re.compile(rf"{_PART}(?:\.{_PART})*=")
 _OFF = ("", "0", "false", "no")
 
 #: How strong a choice of plugins is, by where it was made.
@@ -102,8 +104,13 @@ class Config:
             message = f"[tool.trainhooks] of {path.name} must be a table, not {table!r}"
             raise OptionError(message)
         prefix: tuple[str, ...] = ("tool", "trainhooks")
-        if table is None and path.name != "pyproject.toml" and "tool" not in content:
-            table, prefix = content, ()
+        if path.name != "pyproject.toml":
+            top = {key: value for key, value in content.items() if key != "tool" or not isinstance(tool, dict)}
+            if table is None:
+                table, prefix = top, ()
+            elif lost := [key for key in top if key in _KEYS]:
+                message = f"{lost[0]!r} in {path.name} stands beside [tool.trainhooks]; write [tool.trainhooks.{lost[0]}]"
+                raise OptionError(message)
         self._add_table(table or {}, _Origins(path, text, prefix))
 
     def _add_table(self, table: Mapping[str, Any], origins: _Origins) -> None:
@@ -238,19 +245,25 @@ class _Origins:
         return f"{header}{self._path.name}{f':{line}' if line else ''}"
 
     def _line(self, table: tuple[str, ...], key: str | None) -> int | None:
-        current: tuple[str, ...] = ()
-        found = None
+        """Return the line that goes furthest towards the key: its own, that of an inline table, or a header."""
+        target = table if key is None else (*table, key)
+        header: tuple[str, ...] = ()
+        found, depth = None, 0
         for number, line in enumerate(self._lines, 1):
             if line.lstrip().startswith("["):
-                current = _header(line)
-                if current == table or (key is not None and current[: len(table) + 1] == (*table, key)):
-                    found = found or number
-            elif key is not None and current == table and re.match(rf"\s*[\"']?{re.escape(key)}[\"']?\s*[=.]", line):
-                return number
+                path = header = _path(line)
+            elif match := _ASSIGNED.match(line):
+                path = (*header, *_path(match[0] + "0"))
+            else:
+                continue
+            common = min(len(path), len(target))
+            if common > depth and path[:common] == target[:common]:
+                found, depth = number, common
         return found
 
 
-def _header(line: str) -> tuple[str, ...]:
+def _path(line: str) -> tuple[str, ...]:
+    """Return the keys that a header or an assignment names."""
     try:
         inner: Any = tomllib.loads(line)
     except tomllib.TOMLDecodeError:
@@ -276,9 +289,10 @@ def _table(table: Mapping[str, Any], key: str, origins: _Origins) -> dict[str, A
 def _typed(text: str, origin: str) -> Given:
     """Read a value as TOML would; a bare word is text."""
     try:
-        return Given(tomllib.loads(f"value = {text}")["value"], origin, text)
-    except (tomllib.TOMLDecodeError, KeyError):
-        return Given(text, origin, text)
+        read = tomllib.loads(f"value = {text}")
+    except tomllib.TOMLDecodeError:
+        read = {}
+    return Given(read["value"] if len(read) == 1 else text, origin, text)
 
 
 def _set_once(values: dict[str, Given], name: str, new: Given) -> None:
