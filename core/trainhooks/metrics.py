@@ -68,6 +68,16 @@ class Series:
             return self._folded / self._folded_weight if self._folded_weight else math.nan, self._folded_weight
         return self._folded, self._folded_weight
 
+    @property
+    def empty(self) -> bool:
+        """Whether nothing has been kept since the last flush."""
+        return not self.values and self._folded is None
+
+    def clear(self) -> None:
+        """Forget what has been kept."""
+        self.values, self.weights = [], []
+        self._folded, self._folded_weight = None, 0.0
+
     def fold(self) -> None:
         """Reduce what has been kept to one value."""
         values, weights = self.values, self.weights
@@ -141,7 +151,7 @@ class MetricBus:
     """Collects what is logged until it is flushed."""
 
     def __init__(self) -> None:
-        self._pending: dict[str, Series] = {}
+        self._series: dict[str, Series] = {}
         self._epoch: dict[str, tuple[Reduce, float, float]] = {}
         self._losses: list[Any] = []
         self._sizes: list[int] = []
@@ -149,7 +159,14 @@ class MetricBus:
     @property
     def pending(self) -> bool:
         """Whether anything waits to be flushed."""
-        return bool(self._pending or self._losses)
+        return bool(self._losses) or not all(series.empty for series in self._series.values())
+
+    def series(self, name: str, reduce: Reduce = "mean") -> Series:
+        """Return the series of one name, which stays the same over flushes: for plugins that log in every step."""
+        series = self._series.get(name)
+        if series is None:
+            series = self._series[name] = Series(reduce)
+        return series
 
     def add(self, name: str, value: Any, weight: float = 1, reduce: Reduce = "mean") -> None:
         """Keep one value; a tensor stays on its device, copied there, since its owner may go on to change it in place.
@@ -157,13 +174,7 @@ class MetricBus:
         Raises:
             UsageError: The value is not a scalar.
         """
-        self._keep(name, value if type(value) is float else _as_scalar(name, value), weight, reduce)
-
-    def _keep(self, name: str, value: Any, weight: float, reduce: Reduce = "mean") -> None:
-        series = self._pending.get(name)
-        if series is None:
-            series = self._pending[name] = Series(reduce)
-        series.add(value, weight)
+        self.series(name, reduce).add(value if type(value) is float else _as_scalar(name, value), weight)
 
     def add_output(self, output: Output, size: int) -> None:
         """Keep the scalars that a training step returned, as ``train/...``; the loss is looked at when it is folded."""
@@ -173,7 +184,8 @@ class MetricBus:
         if loss is None or len(output) > 1:
             for name, value in output.items():
                 if name != "loss" and is_scalar(value):
-                    self._keep("train/" + name, value.detach() if isinstance(value, torch.Tensor) else float(value), size)
+                    kept = value.detach() if isinstance(value, torch.Tensor) else float(value)
+                    self.series("train/" + name).add(kept, size)
         if len(self._losses) >= _FOLD:
             self._fold_losses()
 
@@ -188,28 +200,28 @@ class MetricBus:
             stacked = None
         if stacked is not None and stacked.ndim == 1:
             weight = sum(sizes)
-            self._keep("train/loss", _weighted_sum(stacked.detach(), sizes) / weight, weight)
+            self.series("train/loss").add(_weighted_sum(stacked.detach(), sizes) / weight, weight)
             return
         for loss, size in zip(losses, sizes, strict=True):
             if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-                self._keep("train/loss", loss.detach(), size)
+                self.series("train/loss").add(loss.detach(), size)
             elif isinstance(loss, Real):
-                self._keep("train/loss", float(loss), size)
+                self.series("train/loss").add(float(loss), size)
 
     def flush(self) -> Metrics:
         """Bring everything over and forget it; the values also count for those of the epoch."""
         self._fold_losses()
-        reduced = {name: series.result() for name, series in self._pending.items()}
+        reduced = {name: series.result() for name, series in self._series.items() if not series.empty}
         values = to_host({name: value for name, (value, _) in reduced.items()})
         for name, value in values.items():
-            reduce, weight = self._pending[name].reduce, reduced[name][1]
+            reduce, weight = self._series[name].reduce, reduced[name][1]
             if reduce == "mean":
                 value = value * weight if weight else 0.0  # noqa: PLW2901 - the sum that the mean came from
             if name in self._epoch and reduce != "last":
                 _, before, its_weight = self._epoch[name]
                 value, weight = _join(before, value, reduce), its_weight + weight  # noqa: PLW2901
             self._epoch[name] = (reduce, value, weight)
-        self._pending = {}
+            self._series[name].clear()
         return values
 
     def end_epoch(self) -> Metrics:
@@ -231,7 +243,9 @@ class MetricBus:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what ``state_dict`` returned."""
         self._epoch = {name: (kept[0], kept[1], kept[2]) for name, kept in state["epoch"].items()}
-        self._pending, self._losses, self._sizes = {}, [], []
+        for series in self._series.values():
+            series.clear()
+        self._losses, self._sizes = [], []
 
 
 def is_scalar(value: Any) -> bool:

@@ -197,7 +197,7 @@ class TestOwnership:
             bus.add("own", value)
             del value
         assert sum(ref() is not None for ref in refs) <= 2 * 64
-        assert len(bus._pending["own"].values) <= 64
+        assert len(bus.series("own").values) <= 64
 
 
 class Copies(TorchDispatchMode):

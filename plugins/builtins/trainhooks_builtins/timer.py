@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from trainhooks.types import Metrics
 
 
+_NAMES = {stage: f"time/{stage}" for stage in ("step", "data", "evaluate", "checkpoint")}
+
+
 class Timer:
     """Measures the host time of steps, of waiting for data, of evaluations and of checkpoints.
 
@@ -97,10 +100,12 @@ class Timer:
                 self._step_ended += seconds
 
     def _add(self, trainer: Trainer, stage: str, seconds: float) -> None:
-        total = self.totals.setdefault(stage, [0, 0.0])
+        total = self.totals.get(stage)
+        if total is None:
+            total = self.totals[stage] = [0, 0.0]
         total[0] += 1
         total[1] += seconds
-        trainer.log(f"time/{stage}", seconds)
+        trainer.bus.series(_NAMES[stage]).add(seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the totals; a stage that is running is not among them."""
