@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import (
     CheckpointError,
     DataError,
+    MissingPartError,
     OptionError,
     PluginError,
     PluginImportError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 __all__ = [
     "CheckpointError",
     "DataError",
+    "MissingPartError",
     "OptionError",
     "Outcome",
     "PluginError",

@@ -18,7 +18,7 @@ import torch
 from torch import nn, optim
 
 from .data import LookAhead, length_of, no_batches, read_epoch
-from .errors import UsageError, add_note
+from .errors import MissingPartError, UsageError, add_note
 from .manager import PluginManager
 from .metrics import MetricBus, Record, Reduce
 from .reporter import Artifact, Reporter, RunInfo
@@ -308,6 +308,13 @@ class Driver(RunState):
             else:
                 self.loaders[split] = self.hooks.make_loader(trainer=self.as_trainer, split=split)
         return self.loaders[split]
+
+    def find_loader(self, split: str) -> Iterable[Batch] | None:
+        """Return the loader of a split, or ``None`` if nobody gave or makes one."""
+        try:
+            return self.loader(split)
+        except MissingPartError:
+            return None
 
     def build(self, *, training: bool) -> None:
         """Make what was not passed."""

@@ -4,7 +4,8 @@ Exception
 ├── TrainhooksError                 everything below is raised on purpose, with the value, its origin and the remedy
 │   ├── UsageError                  wrong usage or configuration                                      exit code 2
 │   │   ├── OptionError             an option of a plugin or a setting of the run
-│   │   └── PluginNotFoundError     a name that matches no plugin
+│   │   ├── PluginNotFoundError     a name that matches no plugin
+│   │   └── MissingPartError        a model, an optimizer or a loader that nobody gave
 │   ├── PluginError                 a plugin or the project file is broken                            exit code 3
 │   │   ├── PluginImportError       it cannot be imported or built
 │   │   └── PluginValidationError   it can be imported, but its hooks are wrong; all faults at once
@@ -43,6 +44,10 @@ class OptionError(UsageError):
 
 class PluginNotFoundError(UsageError):
     """A plugin name that matches nothing."""
+
+
+class MissingPartError(UsageError):
+    """A model, an optimizer or a loader that was not passed and that no plugin makes."""
 
 
 class PluginError(TrainhooksError):

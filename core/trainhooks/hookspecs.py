@@ -455,8 +455,8 @@ def train_step(trainer: Trainer, batch: Batch, update_due: bool) -> Output | Non
     3. When an update is due: ``gradients_ready``, ``clip_gradients``, ``optimizer_step`` and, if that updated the
        parameters, ``after_update``.
 
-    A loop of another kind (GAN, RL, several optimizers) replaces it. If it does not call ``optimizer_step`` through
-    ``trainer.hooks``, each step that is due counts as one update.
+    A loop of another kind (GAN, RL, several optimizers) replaces it. It may call ``trainer.update_parameters()`` for the
+    third part; if it does not, each step that is due counts as one update.
 
     Args:
         trainer: The run.
@@ -1078,7 +1078,7 @@ def after_predict_step(trainer: Trainer, batch: Batch, output: Any, split: str) 
     Example:
         >>> @hookimpl
         ... def after_predict_step(self, output):
-        ...     print(*output.argmax(1).tolist(), sep="\\n", file=self.file)
+        ...     print(*output.argmax(1).tolist(), sep="\n", file=self.file)
     """
 
 

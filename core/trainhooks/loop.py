@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .data import batch_size, call_model, to_device
-from .errors import SkipEpoch, SkipStep, StageResultError, UsageError
+from .errors import MissingPartError, SkipEpoch, SkipStep, StageResultError, UsageError
 from .markers import hookimpl
 
 if TYPE_CHECKING:
@@ -101,14 +101,22 @@ def train_step(trainer: Trainer, batch: Batch, update_due: bool) -> Output:
         loss = hooks.scale_loss(trainer=trainer, loss=loss, update_due=update_due)
     hooks.backward(trainer=trainer, loss=loss, update_due=update_due)
     if update_due:
-        if hooks.gradients_ready is not None:
-            hooks.gradients_ready(trainer=trainer)
-        if hooks.clip_gradients is not None:
-            hooks.clip_gradients(trainer=trainer)
-        trainer.gradients_spent = trainer._optimizer_stepped = True
-        if hooks.optimizer_step(trainer=trainer):
-            count_update(trainer)
+        update_parameters(trainer)
     return output
+
+
+def update_parameters(trainer: Trainer) -> bool:
+    """Use the gradients, which are complete; return whether the parameters were updated."""
+    hooks = trainer.hooks
+    if hooks.gradients_ready is not None:
+        hooks.gradients_ready(trainer=trainer)
+    if hooks.clip_gradients is not None:
+        hooks.clip_gradients(trainer=trainer)
+    trainer.gradients_spent = trainer._optimizer_stepped = True
+    updated = hooks.optimizer_step(trainer=trainer)
+    if updated:
+        count_update(trainer)
+    return updated
 
 
 def count_update(trainer: Trainer) -> None:
@@ -209,14 +217,14 @@ def optimizer_step(trainer: Trainer) -> bool:
 def make_model(trainer: Trainer) -> nn.Module:
     """Ask for a model."""
     message = "no model: pass it to Trainer(model) or implement make_model in trainconf.py"
-    raise UsageError(message)
+    raise MissingPartError(message)
 
 
 @hookimpl(trylast=True)
 def make_optimizer(trainer: Trainer) -> optim.Optimizer:
     """Ask for an optimizer."""
     message = "no optimizer: pass Trainer(optimizer=...) or implement make_optimizer in trainconf.py"
-    raise UsageError(message)
+    raise MissingPartError(message)
 
 
 @hookimpl(trylast=True)
@@ -227,7 +235,7 @@ def make_loader(trainer: Trainer, split: str) -> Iterable[Batch]:
         f"no loader for split {split!r} (given: {known}): pass Trainer(loaders={{{split!r}: ...}}) or implement "
         "make_loader in trainconf.py"
     )
-    raise UsageError(message)
+    raise MissingPartError(message)
 
 
 @hookimpl(trylast=True)

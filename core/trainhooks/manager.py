@@ -76,6 +76,8 @@ class Plugin:
     options: dict[str, Any] = field(default_factory=dict)
     on_error: str = "raise"
     implementations: dict[str, Implementation] = field(default_factory=dict)
+    #: Whether its policy has disabled it.
+    failed: bool = False
     #: Stages whose declining has been reported.
     reported: set[str] = field(default_factory=set)
 
@@ -374,6 +376,7 @@ class PluginManager:
         if self.plugins.get(plugin.name) is not plugin:
             log.warning("%s failed again while it was being shut down: %r", str(plugin), error)
             return
+        plugin.failed = True
         self.disabled[plugin.name] = repr(error)
         log.warning("%s failed and is disabled for the rest of this run", str(plugin), exc_info=error)
         self.remove(plugin.name)

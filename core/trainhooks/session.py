@@ -68,6 +68,7 @@ class Session:
                     trainer.run_folder.open(resume=self.resume is not None, overwrite=trainer.overwrite)
                 self._set_up()
                 result = work()
+                trainer.close_reporter()  # what a reporter's policy does not forgive fails the run
             except BaseException as error:
                 self._fail(error)
                 raise
@@ -113,7 +114,7 @@ class Session:
     def set_up_plugin(self, plugin: Plugin) -> None:
         """Give one plugin its ``setup``; it will get its ``teardown``."""
         self.trainer.manager.call_each("setup", [plugin], {"trainer": self.trainer})
-        if plugin.name not in self.trainer.manager.disabled:
+        if not plugin.failed:
             self._started.append(plugin)
 
     def tear_down_plugin(self, plugin: Plugin, outcome: Outcome) -> None:
@@ -232,6 +233,8 @@ class Session:
         if self.trainer.outcome is None:
             self.trainer.outcome = self.trainer.make_outcome("completed", "")
         self._close(errors)
+        if errors:
+            self.trainer.outcome = self._outcome_of(errors[0])
         self._settle(errors, None)
 
     def _close(self, errors: list[BaseException]) -> None:

@@ -47,8 +47,12 @@ def pick_device(name: str) -> torch.device:
     except RuntimeError as error:
         message = f"device {name!r}: {str(error).splitlines()[0]}"
         raise UsageError(message) from None
-    if device.type == "cuda" and device.index is None:
-        device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        if device.type != "cpu":
+            device = torch.empty(0, device=device).device  # with its index, if it is there at all
+    except (AssertionError, RuntimeError) as error:
+        message = f"device {name!r}: {str(error).splitlines()[0]}; --set device=cpu runs everywhere"
+        raise UsageError(message) from None
     return device
 
 

@@ -274,6 +274,17 @@ class Trainer(Driver):
         """
         return self.manager.call_others(hook, plugin, {"trainer": self, **arguments})
 
+    def update_parameters(self) -> bool:
+        """Do the second half of a step, for a ``train_step`` of one's own, when an update is due and gradients are complete.
+
+        Calls ``gradients_ready``, ``clip_gradients``, ``optimizer_step`` and, if that updated the parameters,
+        ``after_update``; the next step of the engine's own clears the gradients.
+
+        Returns:
+            Whether the parameters were updated.
+        """
+        return loop.update_parameters(self)
+
     def forget_plugin(self, plugin: Plugin, reason: str = "disabled after an error") -> None:
         """Drop the state of a plugin that was taken out and tear it down."""
         self.stateful.pop(f"plugins/{plugin.name}", None)
@@ -315,7 +326,7 @@ class Trainer(Driver):
             self.hooks.on_load(trainer=self, state=state)
         missing = self.stateful.load_state_dict(state)
         if missing:
-            log.info("the checkpoint has no state of %s, which start anew", ", ".join(missing))
+            log.info("starting anew, since the checkpoint has no state of them: %s", ", ".join(missing))
         self._restored = {key: value for key, value in state.items() if key.startswith("plugins/")}
         self._restored = {key: value for key, value in self._restored.items() if key not in self.stateful}
         self.load_counters(state["run"])
