@@ -25,7 +25,9 @@ def stable_environment(monkeypatch):
     yield
     monkeypatch.undo()
     after = dict(os.environ), Path.cwd(), list(sys.path)
-    clean = ({k: v for k, v in d.items() if k not in ("PYTEST_CURRENT_TEST", "TRAINHOOKS_PLUGINS")} for d in (before[0], after[0]))
+    clean = (
+        {k: v for k, v in d.items() if k not in ("PYTEST_CURRENT_TEST", "TRAINHOOKS_PLUGINS")} for d in (before[0], after[0])
+    )
     assert next(clean) == next(clean)
     assert before[1] == after[1]
 

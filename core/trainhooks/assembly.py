@@ -77,7 +77,11 @@ class Assembly:
                 plugins[name] = built
         for index, record in enumerate(self.records):
             if record.state == "active" and record.name not in plugins:
-                refuse_rivals(record)
+                try:
+                    refuse_rivals(record)
+                except PluginError as error:
+                    self._failed(error, record)
+                    continue
                 loaded = self._load(record, index, plugins)
                 if loaded is not None:
                     plugins[loaded.name] = loaded

@@ -36,7 +36,6 @@ def note_origin(exception: BaseException, manager: PluginManager, step: int, ori
     plugin = found.plugin
     advice = {
         "object": f"leave it out of Trainer(plugins=...) or call trainer.unregister({plugin.name!r}) to go on without it",
-        "project": f"rerun with -p no:{plugin.name} to go on without the project file",
     }.get(plugin.source, f"rerun with -p no:{plugin.name} to go on without it")
     add_note(exception, f"{_MARK}{found.hook}() of {plugin} at step {step}; {advice}")
 

@@ -117,6 +117,7 @@ class Driver(RunState):
         if values:
             self.metrics.update(values)
             if self.reporter is not None:
+                self.records += 1
                 self.reporter.put(Record(self.step, self.update, self.epoch, time.time(), values))
         if self.reporter is not None:
             self.reporter.check()
@@ -224,6 +225,12 @@ class Driver(RunState):
 
     def serve_requests(self) -> None:
         """Evaluate, then save, if that was asked for; a failing evaluation stays owed and does not cost the checkpoint."""
+        self._serve_evaluations()
+        if self._checkpoint_request is not None:
+            kind, self._checkpoint_request = self._checkpoint_request, None
+            self._save(kind)
+
+    def _serve_evaluations(self) -> None:
         try:
             while self._eval_requests:
                 self.run_evaluation(next(iter(self._eval_requests)))
@@ -231,9 +238,6 @@ class Driver(RunState):
             self._checkpoint_request = None
             self._rescue(error)
             raise
-        if self._checkpoint_request is not None:
-            kind, self._checkpoint_request = self._checkpoint_request, None
-            self._save(kind)
 
     def run_evaluation(self, split: str) -> Metrics:
         """Evaluate one split and log the result."""
@@ -266,11 +270,7 @@ class Driver(RunState):
         self._epoch_is_cut = not complete
         if hooks.after_train_epoch is not None:
             hooks.after_train_epoch(trainer=self.as_trainer, epoch=epoch)
-        kind, self._checkpoint_request = self._checkpoint_request, None
-        try:
-            self.serve_requests()
-        finally:
-            self._checkpoint_request = self._checkpoint_request or kind
+        self._serve_evaluations()  # a checkpoint that one of them asks for comes last
         self.flush()
         metrics = {**self.bus.end_epoch(), **self._evaluated}
         self._evaluated = {}

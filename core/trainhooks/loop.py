@@ -248,5 +248,8 @@ def save_checkpoint(trainer: Trainer, path: Path, kind: str) -> Path:
 @hookimpl(trylast=True)
 def load_checkpoint(trainer: Trainer, path: Path) -> StateDict:
     """Ask for a plugin that can read it."""
-    message = f"no active plugin can read the checkpoint {path}: enable the built-in one with -p checkpoint"
+    if trainer.manager.has("load_checkpoint"):
+        message = f"{path} is no checkpoint that an active plugin knows"
+    else:
+        message = f"{path} needs a plugin that reads it: -p checkpoint"
     raise UsageError(message)

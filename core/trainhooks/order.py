@@ -107,22 +107,25 @@ def _pulled_keys(by_name: dict[str, Place], links: dict[tuple[str, str], str]) -
         if declarer == first:
             targets[first].append(second)
     keys: dict[str, _Key] = {}
-
-    def key(name: str, path: frozenset[str]) -> _Key:
-        if name not in keys:
-            own = by_name[name].key
-            best: _Key = (own, 0, own)
-            for target in targets[name]:
-                if target in path:  # a cycle, which the sort reports
-                    continue
-                base, depth, _ = key(target, path | {name})
-                best = min(best, (base, depth - 1, own))
-            keys[name] = best
-        return keys[name]
-
     for name in sorted(by_name):
-        key(name, frozenset({name}))
+        _pull(name, frozenset({name}), by_name, targets, keys)
     return keys
+
+
+def _pull(
+    name: str, path: frozenset[str], by_name: dict[str, Place], targets: dict[str, list[str]], keys: dict[str, _Key]
+) -> _Key:
+    """Work out the key of one plugin after those of its targets; ``path`` is what is being worked out."""
+    if name not in keys:
+        own = by_name[name].key
+        best: _Key = (own, 0, own)
+        for target in targets[name]:
+            if target in path:  # a cycle, which the sort reports
+                continue
+            base, depth, _ = _pull(target, path | {target}, by_name, targets, keys)
+            best = min(best, (base, depth - 1, own))
+        keys[name] = best
+    return keys[name]
 
 
 def _describe_cycle(names: set[str], links: dict[tuple[str, str], str]) -> str:

@@ -70,6 +70,8 @@ class RunState:
         self.outcome: Outcome | None = None
         #: Why the run is to stop after this step, or ``None``.
         self.stop_reason: str | None = None
+        #: Records handed to reporters.
+        self.records = 0
         self.rank, self.world_size = 0, 1
         self.max_epochs, self.max_steps, self.max_updates = max_epochs, max_steps, max_updates
         self.steps_per_epoch = steps_per_epoch
@@ -220,12 +222,13 @@ class RunState:
             "update": self.update,
             "epoch": self.epoch,
             "batch_index": self.batch_index,
+            "records": self.records,
             "owed": list(self._eval_requests),
         }
 
     def load_counters(self, state: dict[str, object]) -> None:
         """Restore what ``save_counters`` returned."""
-        for name in ("step", "update", "epoch", "batch_index"):
+        for name in ("step", "update", "epoch", "batch_index", "records"):
             setattr(self, name, state[name])
         owed = state["owed"]
         assert isinstance(owed, list)  # noqa: S101 - written above

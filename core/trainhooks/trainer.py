@@ -162,12 +162,12 @@ class Trainer(Driver):
         Raises:
             UsageError: No limit is set, or ``resume`` cannot be done.
         """
-        for name, value in (("max_epochs", max_epochs), ("max_steps", max_steps), ("max_updates", max_updates)):
-            if value is not None:
-                setattr(self, name, value)
         if self.session is not None:
             message = "train() was called while this trainer is running; use another Trainer for a nested run"
             raise UsageError(message)
+        for name, value in (("max_epochs", max_epochs), ("max_steps", max_steps), ("max_updates", max_updates)):
+            if value is not None:
+                setattr(self, name, value)
         self.stop_reason = self._stop_after_epoch = None
         session = Session(self, training=True, resume=resume)
         session.run(session.train)
@@ -306,7 +306,7 @@ class Trainer(Driver):
         state: StateDict = {
             **self.stateful.state_dict(),
             "run": self.save_counters(),
-            "metrics": self.bus.state_dict(),
+            "metrics": {**self.bus.state_dict(), "latest": dict(self.metrics)},
             "rng": self.rng.state_dict(),
             "epoch_start": self._epoch_start,
             "plugin_lock": self.plugin_lock(),
@@ -334,6 +334,7 @@ class Trainer(Driver):
             self._eval_requests, self._checkpoint_request = {}, None
         else:
             self.bus.load_state_dict(state["metrics"])
+            self.metrics = dict(state["metrics"]["latest"])
             self._epoch_start = state["epoch_start"]
             self._restored["rng"] = state["rng"]
             self.gradients_spent = True

@@ -121,7 +121,7 @@ def _signature_faults(function: Callable[..., Any], arguments: tuple[str, ...]) 
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             yield f"takes *{name}; name the arguments that it wants of {_listed(arguments)}"
         elif name not in arguments:
-            yield f"the hook has no argument {name!r}{suggestion(name, arguments)}; it has {_listed(arguments)}"
+            yield f"the hook has no argument {name!r}; it has {_listed(arguments)}{suggestion(name, arguments)}"
         elif parameter.kind is parameter.KEYWORD_ONLY:
             yield f"argument {name!r} is keyword-only; remove the *"
         if parameter.default is not parameter.empty:

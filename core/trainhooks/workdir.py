@@ -70,7 +70,11 @@ class RunFolder:
         if self._open:
             return
         self.check(resume=resume, overwrite=overwrite)
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            message = f"cannot make work_dir {self.path}: {error.strerror}"
+            raise UsageError(message) from None
         if self.is_run:
             self._names = self._taken_over(resume=resume)
             if not resume:

@@ -414,7 +414,9 @@ class Odd:
 
 class TestWhatCanBeIn:
     @pytest.mark.parametrize(
-        "value", [np.float64(1), np.arange(3), Path("x"), Point(1), frozenset({1}), range(3), lambda: 0, iter([])], ids=repr
+        "value",
+        [np.float64(1), np.arange(3), Path("x"), Point(1), frozenset({1}), range(3), lambda: 0, iter([])],
+        ids=lambda value: type(value).__name__,
     )
     def test_what_safe_loading_refuses_is_refused_at_the_save(self, make_trainer, tmp_path, value):
         """It would otherwise be noticed after days, when the run is to be resumed."""

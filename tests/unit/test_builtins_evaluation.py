@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from trainhooks import DataError, OptionError, hookimpl
+from trainhooks import DataError, MissingPartError, OptionError, hookimpl
 from trainhooks_builtins import Checkpoint, Evaluation
 
 
@@ -74,8 +74,18 @@ class TestSplits:
         assert seen == ["test", "val"]
         assert trainer.metrics["test/loss"] == trainer.metrics["val/loss"] == -10.0
 
-    def test_one_without_a_loader_is_left_out(self, make_trainer):
-        assert self.splits(make_trainer, Evaluation(splits=("val", "dev")))[0] == ["val"]
+    def test_one_that_is_named_must_be_there(self, make_trainer):
+        with pytest.raises(MissingPartError, match="no loader for split 'dev'"):
+            self.splits(make_trainer, Evaluation(splits=("val", "dev")))
+
+    def test_nothing_is_evaluated_where_make_loader_declines(self, make_trainer):
+        class Makes:
+            @hookimpl
+            def make_loader(self):
+                return None
+
+        trainer = make_trainer([Evaluation(), Makes()])
+        assert trainer.train().status == "completed"
 
     def test_one_that_make_loader_makes(self, make_trainer):
         class Makes:

@@ -84,7 +84,7 @@ def test_all_faults_at_once_with_a_suggestion_each():
         ("after = (3,)", "must be a tuple of plugin names"),
         ("requires = None", "must be a tuple of plugin names"),
         ("after_stepp()", "there is no such hook; did you mean 'after_step'?"),
-        ("before_step()", "the hook has no argument 'bach'; did you mean 'batch'?; it has trainer, batch"),
+        ("before_step()", "the hook has no argument 'bach'; it has trainer, batch; did you mean 'batch'?"),
         ("after_epoch()", "has a hook's name but no @hookimpl"),
         ("evaluate()", "yields but is not marked @hookimpl(wrapper=True)"),
         ("before_epoch()", "argument 'epoch' is keyword-only"),

@@ -45,9 +45,9 @@ class Checkpoint:
         every_epochs: Save after every n-th epoch; 0 for never. 1 if no other interval is given.
         every_steps: Save after every n-th step; 0 for never.
         every_updates: Save after every n-th update; 0 for never.
-        keep: How many of the newest to keep; 0 for all.
-        best: Also keep the one with the best value of this metric, for example ``val/accuracy``; it is saved at the
-            evaluation that gave it.
+        keep: How many to keep: the newest, the best if ``best`` is given, and the next newest; 0 for all.
+        best: Keep the one with the best value of this metric, for example ``val/accuracy``; it is saved at the evaluation
+            that gave it.
         mode: Whether lower (``min``) or higher (``max``) is better; inferred from the name.
         at_end: Save when the training ends.
     """
@@ -128,9 +128,9 @@ class Checkpoint:
         outcome = trainer.outcome
         if trainer.work_dir is None or outcome is None or outcome.status not in ("completed", "stopped"):
             return
-        if self.best is not None and self.best.step is None and self._unmeasured is not None:
-            log.warning("checkpoint.best = %r was never measured as a finite number: %s", self.best.metric, self._unmeasured)
-            self._unmeasured = None
+        if self.best is not None and self.best.step is None and outcome.step > 0:
+            why = self._unmeasured or "its split was never evaluated"
+            log.warning("checkpoint.best = %r was never measured as a finite number: %s", self.best.metric, why)
         is_best = self.best is not None and self.best.step == trainer.step
         is_new = self.saved_step != trainer.step or self._outdated
         if (self.at_end or is_best) and outcome.step > 0 and is_new:
@@ -147,17 +147,22 @@ class Checkpoint:
         """Write a checkpoint as a whole, then remove older ones."""
         if not trainer.is_main:
             return path
-        before, self.saved_step = self.saved_step, trainer.step
+        everyone = [plugin for plugin in trainer.plugins.values() if isinstance(plugin, Checkpoint)]  # checkpoint@best too
+        before = [plugin.saved_step for plugin in everyone]
+        for plugin in everyone:
+            plugin.saved_step = trainer.step
         try:
             state = trainer.state_dict()
             counters = {"step": trainer.step, "update": trainer.update, "epoch": trainer.epoch, "kind": kind}
             metrics = {name: value for name, value in trainer.metrics.items() if isinstance(value, int | float)}
             write_checkpoint(path, state, {**counters, "metrics": metrics})
         except BaseException:
-            self.saved_step = before
+            for plugin, step in zip(everyone, before, strict=True):
+                plugin.saved_step = step
             raise
-        self.path, self._outdated = path, False
-        self._rotate(trainer, path)
+        for plugin in everyone:
+            plugin.path, plugin._outdated = path, False
+        _rotate(trainer, path, everyone)
         return path
 
     @hookimpl
@@ -179,20 +184,13 @@ class Checkpoint:
         message = f"no whole checkpoint in {folder}"
         raise CheckpointError(message)
 
-    def _rotate(self, trainer: Trainer, newest: Path) -> None:
-        """Remove what is neither among the newest nor the best."""
-        if self.keep == 0 or trainer.work_dir is None or newest.parent != trainer.work_dir / "checkpoints":
-            return
-        best = self.best.step if self.best is not None else None
-        own = [path for path in list_checkpoints(newest.parent) if _step_of(path) <= trainer.step and path != newest]
-        for path in own[: max(len(own) - self.keep + 1, 0)]:
-            if _step_of(path) != best:
-                try:
-                    _remove(path)
-                    assert trainer.run_folder is not None  # noqa: S101 - there is a work_dir
-                    trainer.run_folder.forget(f"checkpoints/{path.name}")
-                except OSError as error:
-                    log.warning("cannot remove the old checkpoint %s: %s; tried again at the next one", path, error)
+    def wanted(self, steps: list[int]) -> set[int]:
+        """Return which of the steps to keep: the newest, the best, and as many of the next newest as ``keep`` leaves room for."""
+        if self.keep == 0:
+            return set(steps)
+        newest_first = sorted(steps, reverse=True)
+        always = dict.fromkeys(newest_first[:1] + [step for step in steps if self.best is not None and step == self.best.step])
+        return set(list(dict.fromkeys([*always, *newest_first]))[: max(self.keep, len(always))])
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was saved last and what was best."""
@@ -203,6 +201,20 @@ class Checkpoint:
         self.saved_step = state["saved_step"]
         if self.best is not None and state["best"] is not None:
             self.best.load_state_dict(state["best"])
+
+
+def _rotate(trainer: Trainer, newest: Path, everyone: list[Checkpoint]) -> None:
+    """Remove what no instance wants to keep."""
+    if trainer.run_folder is None or newest.parent != trainer.run_folder.path / "checkpoints":
+        return
+    own = {_step_of(path): path for path in list_checkpoints(newest.parent) if _step_of(path) <= trainer.step}
+    wanted = set().union(*(plugin.wanted(list(own)) for plugin in everyone))
+    for step in own.keys() - wanted:
+        try:
+            _remove(own[step])
+            trainer.run_folder.forget(f"checkpoints/{own[step].name}")
+        except OSError as error:
+            log.warning("cannot remove the old checkpoint %s: %s; tried again at the next one", own[step], error)
 
 
 def write_checkpoint(path: Path, state: StateDict, facts: dict[str, Any]) -> None:

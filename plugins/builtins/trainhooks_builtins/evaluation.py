@@ -19,14 +19,14 @@ log = logging.getLogger("trainhooks")
 class Evaluation:
     """Evaluates during training and once at its end, and keeps the best value of one metric.
 
-    Splits for which there is no loader are left out. The last evaluation takes place exactly once: not again for a step
+    The last evaluation takes place exactly once: not again for a step
     that has been evaluated, and not after a failed run. The direction of the metric is inferred from its name.
 
     Args:
         every_epochs: Evaluate after every n-th epoch; 0 for never. 1 if no other interval is given.
         every_steps: Evaluate after every n-th step; 0 for never.
         every_updates: Evaluate after every n-th update; 0 for never.
-        splits: Which loaders.
+        splits: Which loaders; ``val``, if there is one, by default.
         at_end: Evaluate when the training ends.
         monitor: The metric whose best value is kept, for example ``val/accuracy``; the first split's loss by default.
         mode: Whether lower (``min``) or higher (``max``) is better.
@@ -39,7 +39,7 @@ class Evaluation:
         every_epochs: int | None = None,
         every_steps: int = 0,
         every_updates: int = 0,
-        splits: tuple[str, ...] = ("val",),
+        splits: tuple[str, ...] | None = None,
         at_end: bool = True,
         monitor: str | None = None,
         mode: Mode = "auto",
@@ -54,17 +54,23 @@ class Evaluation:
         if not every_steps and not every_updates:
             vars(self)["after_step"] = None  # nothing to do in each step: the hook is not even called
         self.splits, self.at_end = splits, at_end
-        self.best = Best(monitor or f"{splits[0]}/loss" if splits else "", mode)
+        self._active: list[str] = []
+        self.best = Best(monitor or f"{splits[0] if splits else 'val'}/loss", mode)
         self._monitored = monitor is not None
         self._done: dict[str, int] = {}
 
     @hookimpl
     def before_train(self, trainer: Trainer) -> None:
         """Refuse an evaluation set that is known to be empty before anything is trained."""
-        for split in self._splits(trainer):
-            loader = trainer.loader(split)
+        if self.splits is not None:
+            loaders = {split: trainer.loader(split) for split in self.splits}
+        else:
+            loader = trainer.find_loader("val")
+            loaders = {"val": loader} if loader is not None else {}
+        for split, loader in loaders.items():
             if length_of(loader) == 0:
                 raise no_batches(loader, f"evaluation of {split!r}")
+        self._active = list(loaders)
 
     @hookimpl
     def after_step(self, trainer: Trainer) -> None:
@@ -100,20 +106,16 @@ class Evaluation:
         if outcome is None or outcome.status not in ("completed", "stopped") or not self.at_end or outcome.step == 0:
             return
         if self.every_epochs or self.every_steps or self.every_updates:
-            for split in self._splits(trainer):
+            for split in self._active:
                 if self._done.get(split) != trainer.step:
                     trainer.evaluate(split)
         if self.best.step is not None:
             log.info("best %s (%s): %g at step %d", self.best.metric, self.best.mode, self.best.value, self.best.step)
 
     def _request(self, trainer: Trainer, step: int) -> None:
-        for split in self._splits(trainer):
+        for split in self._active:
             if self._done.get(split) != step:
                 trainer.request_eval(split)
-
-    def _splits(self, trainer: Trainer) -> list[str]:
-        can_make = trainer.manager.has("make_loader")
-        return [split for split in self.splits if split in trainer.loaders or can_make]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and which step was evaluated last."""

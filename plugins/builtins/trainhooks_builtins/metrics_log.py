@@ -50,7 +50,7 @@ class MetricsLog:
         for name in self._kinds:
             path = trainer.run_file(name)
             if path.exists():
-                self._repair(path, trainer.step)
+                self._repair(path, trainer.step, trainer.records)
             self._files[name] = path.open("a", encoding="utf-8", newline="")
 
     @hookimpl
@@ -84,10 +84,11 @@ class MetricsLog:
             self._files[name] = path.open("a", encoding="utf-8", newline="")
         csv.DictWriter(self._files[name], [*_COUNTERS, *self._columns]).writerows(rows)
 
-    def _repair(self, path: Path, step: int) -> None:
-        """Keep what was logged up to ``step``; a line that was cut by a kill is dropped."""
+    def _repair(self, path: Path, step: int, records: int) -> None:
+        """Keep what was logged when the checkpoint of ``step`` was made; a line that was cut by a kill is dropped."""
         if path.suffix == ".csv":
             rows = [row for row in _read_csv(path) if _whole(row) and int(row["step"]) <= step]
+            rows = rows[:records]
             self._columns = [key for key in (rows[0] if rows else {}) if key not in _COUNTERS]
             _write_whole(path, _as_csv(self._columns, rows) if rows else "")
             return
@@ -98,7 +99,7 @@ class MetricsLog:
                     kept.append(line + "\n")
             except (ValueError, KeyError, TypeError):
                 log.warning("%s: dropped a line that is no record: %.40r", path, line)
-        _write_whole(path, "".join(kept))
+        _write_whole(path, "".join(kept[:records]))
 
 
 def _as_dict(record: Record, *, finite: bool = False) -> dict[str, Any]:

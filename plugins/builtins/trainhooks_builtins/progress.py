@@ -135,7 +135,7 @@ class Progress:
         rate, left = self._rate.per_second(step, now), self._rate.seconds_left(step, trainer.total_steps, now)
         facts = "  ".join(filter(None, (self._metrics(trainer.metrics), f"{_short(rate)} steps/s" if rate else "")))
         if self._bar is not None:
-            self._bar.update(self._task, completed=step, facts=f"{facts}  {_duration(left)} left", total=trainer.total_steps)
+            self._bar.update(self._task, completed=step, facts=f"{_duration(left)} left  {facts}", total=trainer.total_steps)
             self._next_step = step + max(int((rate or 0) * _REFRESH_S), 1)
             return
         if step != self._shown and (last or now >= self._next_time or self._is_mark(step, trainer.total_steps)):
@@ -183,10 +183,16 @@ def _part(total: int) -> int:
 def _make_bar() -> RichProgress:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.table import Column
 
     console = Console(file=sys.stdout, force_jupyter=True) if _in_notebook() else Console(file=sys.stdout)
-    columns = (BarColumn(bar_width=24), MofNCompleteColumn(), TextColumn("{task.fields[facts]}", markup=False))
-    return Progress(*columns, console=console, refresh_per_second=10)
+    facts = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # what is too long gives way, not the bar and the counts
+    columns = (
+        BarColumn(bar_width=16, table_column=Column(min_width=16)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
+        TextColumn("{task.fields[facts]}", markup=False, table_column=facts),
+    )
+    return Progress(*columns, console=console, refresh_per_second=10, expand=True)
 
 
 def _is_interactive() -> bool:
