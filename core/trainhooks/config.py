@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError, UsageError
 from .options import Given
-from .validation import suggestion
+from .suggest import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

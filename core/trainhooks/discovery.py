@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from importlib_metadata import EntryPoint, distributions
 
 from .errors import PluginError, PluginImportError, PluginNotFoundError
-from .validation import suggestion
+from .suggest import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

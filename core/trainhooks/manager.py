@@ -18,7 +18,8 @@ from .hooks import Hooks
 from .markers import PROJECT
 from .order import DEFAULT_PHASE, Place, sort
 from .plan import compile_event, compile_stage
-from .validation import faults, hook_functions, may_return_nothing, suggestion
+from .suggest import suggestion
+from .validation import faults, hook_functions, may_return_nothing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

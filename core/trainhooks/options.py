@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError
-from .validation import suggestion
+from .suggest import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

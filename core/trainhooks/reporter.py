@@ -22,6 +22,7 @@ log = logging.getLogger("trainhooks")
 
 _CAPACITY = 10_000
 _BATCH = 500
+_GATHER_S = 0.5
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,14 @@ class Reporter:
         self._settled: set[Plugin] = set()
         self._abandoned = False
         self.dropped = 0
+        self._urgent, self._closing = threading.Event(), False
+        self._delivered = -_GATHER_S  # when, by the monotonic clock
         self._thread = threading.Thread(target=self._work, name="trainhooks-reporter", daemon=True)
         self._thread.start()
+
+    def hurry(self) -> None:
+        """Have what is queued delivered at once instead of gathering more; does not wait for it."""
+        self._urgent.set()
 
     def put(self, item: Record | Artifact) -> None:
         """Queue one record or artifact; never waits."""
@@ -101,6 +108,8 @@ class Reporter:
     def close(self, timeout_s: float) -> None:
         """Deliver what is queued, at most ``timeout_s`` seconds long, and report what was lost."""
         deadline = time.monotonic() + timeout_s
+        self._closing = True
+        self._urgent.set()
         try:
             self._queue.put(None, timeout=timeout_s)
         except queue.Full:
@@ -127,10 +136,17 @@ class Reporter:
                         self._deliver("report_artifact", kwargs)
             if items[-1] is None:
                 return
+            self._delivered = time.monotonic()
 
     def _take(self) -> list[Record | Artifact | None]:
-        """Wait for one item and take what else is there, up to an end mark."""
+        """Wait for one item and take what else is there, up to an end mark.
+
+        Soon after the last delivery it waits for more: a fast loop must not pay for writing each record by itself.
+        """
         items = [self._queue.get()]
+        if items[0] is not None and not self._closing:
+            self._urgent.wait(max(self._delivered + _GATHER_S - time.monotonic(), 0))
+            self._urgent.clear()
         while items[-1] is not None and len(items) < _BATCH:
             try:
                 items.append(self._queue.get_nowait())

@@ -18,7 +18,7 @@ from .project import load_project
 from .session import Session
 from .settings import Settings, complete_config
 from .stateful import Stateful
-from .validation import suggestion
+from .suggest import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -303,6 +303,8 @@ class Trainer(Driver):
     def state_dict(self) -> StateDict:
         """Return everything that a checkpoint holds, as plain values and tensors, after ``on_save``."""
         self.flush()
+        if self.reporter is not None:
+            self.reporter.hurry()  # what was logged before a checkpoint should be on disk when it is
         state: StateDict = {
             **self.stateful.state_dict(),
             "run": self.save_counters(),

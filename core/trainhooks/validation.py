@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dis
 import inspect
-from difflib import get_close_matches
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from .hookspecs import ONE_BY_ONE
 from .markers import PROJECT
 from .order import PHASES
+from .suggest import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -53,12 +53,6 @@ def faults(plugin: object, hooks: Mapping[str, tuple[str, ...]], must_return: fr
         found.extend(f"{where}: {fault}" for fault in _signature_faults(function, hooks[hook]))
         found.extend(f"{where}: {fault}" for fault in _wrapper_faults(hook, function, mark, must_return))
     return found
-
-
-def suggestion(name: str, known: Any) -> str:
-    """Return ``; did you mean 'x'?`` for the nearest of ``known``, or nothing."""
-    near = get_close_matches(name, list(known), n=1)
-    return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def returns_nothing(function: Callable[..., Any]) -> bool:

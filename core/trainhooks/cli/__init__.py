@@ -64,7 +64,7 @@ class _LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            from trainhooks.validation import suggestion
+            from trainhooks.suggest import suggestion
 
             hint = suggestion(args[0], self.list_commands(ctx))
             raise click.UsageError(f"{error.message.rstrip('.')}{hint}", ctx) from None

@@ -12,7 +12,7 @@ from trainhooks import hookspecs
 from trainhooks.cli.output import as_json
 from trainhooks.cli.target import make_importable, plugin_options, project_file, read_config
 from trainhooks.errors import OptionError, PluginError, UsageError
-from trainhooks.validation import suggestion
+from trainhooks.suggest import suggestion
 
 if TYPE_CHECKING:
     from trainhooks.discovery import PluginRecord

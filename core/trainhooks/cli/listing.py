@@ -17,7 +17,7 @@ from trainhooks.config import Config
 from trainhooks.discovery import PluginRecord, find_plugins, select, unmatched_blocks
 from trainhooks.errors import OptionError, PluginError, PluginNotFoundError, PluginValidationError
 from trainhooks.options import parameters, validated
-from trainhooks.validation import suggestion
+from trainhooks.suggest import suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -15,7 +15,7 @@ from trainhooks.config import Config
 from trainhooks.errors import PluginImportError, UsageError
 from trainhooks.options import parameters
 from trainhooks.project import PROJECT_FILE
-from trainhooks.validation import suggestion
+from trainhooks.suggest import suggestion
 
 if TYPE_CHECKING:
     from trainhooks import Trainer

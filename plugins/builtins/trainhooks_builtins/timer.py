@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from trainhooks import Trainer
+    from trainhooks.metrics import Series
     from trainhooks.types import Metrics
 
 
@@ -41,23 +42,28 @@ class Timer:
         self._pauses = 0
 
     @hookimpl
+    def setup(self, trainer: Trainer) -> None:
+        """Look up once what each step needs."""
+        self._data, self._step = trainer.bus.series(_NAMES["data"]), trainer.bus.series(_NAMES["step"])
+
+    @hookimpl
     def before_epoch(self) -> None:
         """Begin to wait for the first batch."""
         self._step_ended = self._clock()
 
     @hookimpl
-    def before_step(self, trainer: Trainer) -> None:
+    def before_step(self) -> None:
         """Note the beginning; what went before it was waiting for data."""
         now = self._step_began = self._clock()
         if self._step_ended is not None:
-            self._add(trainer, "data", now - self._step_ended)
+            self._add("data", now - self._step_ended, self._data)
 
     @hookimpl(trylast=True)
-    def after_step(self, trainer: Trainer) -> None:
+    def after_step(self) -> None:
         """Log the step, after what others do at its end, which is no waiting for data."""
         now = self._step_ended = self._clock()
         if self._step_began is not None:
-            self._add(trainer, "step", now - self._step_began)
+            self._add("step", now - self._step_began, self._step)
             self._step_began = None
 
     @hookimpl
@@ -91,7 +97,7 @@ class Timer:
     def _resume(self, trainer: Trainer, stage: str, began: float) -> None:
         """Add a stage; the outermost of nested ones moves the marks of the step and of the waiting past it."""
         seconds = self._clock() - began
-        self._add(trainer, stage, seconds)
+        self._add(stage, seconds, trainer.bus.series(_NAMES[stage]))
         self._pauses -= 1
         if self._pauses == 0:
             if self._step_began is not None:
@@ -99,13 +105,13 @@ class Timer:
             elif self._step_ended is not None:
                 self._step_ended += seconds
 
-    def _add(self, trainer: Trainer, stage: str, seconds: float) -> None:
+    def _add(self, stage: str, seconds: float, series: Series) -> None:
         total = self.totals.get(stage)
         if total is None:
             total = self.totals[stage] = [0, 0.0]
         total[0] += 1
         total[1] += seconds
-        trainer.bus.series(_NAMES[stage]).add(seconds)
+        series.add(seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the totals; a stage that is running is not among them."""
