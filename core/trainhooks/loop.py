@@ -132,7 +132,14 @@ def count_update(trainer: Trainer) -> None:
 @hookimpl(trylast=True)
 def prepare_batch(trainer: Trainer, batch: Batch) -> Batch:
     """Move every tensor to the device."""
-    return to_device(batch, trainer.device)
+    device = trainer.device
+    if type(batch) is tuple or type(batch) is list:
+        for item in batch:
+            if type(item) is not Tensor or item.device != device:
+                break
+        else:
+            return batch  # the usual batch on the CPU, without another call
+    return to_device(batch, device)
 
 
 @hookimpl(trylast=True)
@@ -189,7 +196,10 @@ def detached(output: Output) -> Output:
     if type(output) is not dict and not isinstance(output, Mapping):
         message = f"train_step must return a mapping of named values such as {{'loss': loss}}, not {type(output).__name__}"
         raise StageResultError(message)
-    return {name: value.detach() if isinstance(value, Tensor) else value for name, value in output.items()}
+    cut = {}
+    for name, value in output.items():  # no comprehension, which is one more call under Python 3.11
+        cut[name] = value.detach() if isinstance(value, Tensor) else value
+    return cut
 
 
 @hookimpl(trylast=True)

@@ -45,7 +45,7 @@ class Record:
 class Series:
     """The values of one name since the last flush."""
 
-    __slots__ = ("_folded", "_folded_weight", "reduce", "values", "weights")
+    __slots__ = ("_folded", "_folded_weight", "reduce", "tally", "values", "weights")
 
     def __init__(self, reduce: Reduce) -> None:
         self.reduce = reduce
@@ -53,6 +53,8 @@ class Series:
         self.weights: list[float] = []
         self._folded: Any = None  # for a mean: the weighted sum so far
         self._folded_weight = 0.0
+        #: Count and sum of all numbers that were ever folded, for an owner who set it.
+        self.tally: list[float] | None = None
 
     def add(self, value: Any, weight: float = 1) -> None:
         """Keep one value; a long series is folded, still on its device."""
@@ -84,6 +86,9 @@ class Series:
         if not values:
             return
         self.values, self.weights = [], []
+        if self.tally is not None:
+            self.tally[0] += len(values)
+            self.tally[1] += math.fsum(values)
         if self.reduce == "last":
             self._folded = values[-1]
         else:
@@ -94,6 +99,8 @@ class Series:
 
 def _combine(values: list[Any], weights: list[float], reduce: Reduce) -> Any:
     """Reduce the numbers, and the tensors of each device in one operation there, in double precision where it has that."""
+    if not any(isinstance(value, torch.Tensor) for value in values):
+        return _numbers(values, weights, reduce)
     by_device: dict[torch.device | None, list[int]] = {}
     for index, value in enumerate(values):
         by_device.setdefault(value.device if isinstance(value, torch.Tensor) else None, []).append(index)

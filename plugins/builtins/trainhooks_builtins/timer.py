@@ -35,16 +35,25 @@ class Timer:
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        #: Calls and seconds of each stage over the whole run, resumed runs included.
-        self.totals: dict[str, list[float]] = {}
+        self._totals: dict[str, list[float]] = {}
+        self._each_step: dict[str, Series] = {}
         self._step_began: float | None = None
         self._step_ended: float | None = None
         self._pauses = 0
+
+    @property
+    def totals(self) -> dict[str, list[float]]:
+        """Calls and seconds of each stage over the whole run, resumed runs included."""
+        for series in self._each_step.values():
+            series.fold()
+        return {stage: total for stage, total in self._totals.items() if total[0]}
 
     @hookimpl
     def setup(self, trainer: Trainer) -> None:
         """Look up once what each step needs."""
         self._data, self._step = trainer.bus.series(_NAMES["data"]), trainer.bus.series(_NAMES["step"])
+        self._each_step = {"data": self._data, "step": self._step}
+        self._tally()
 
     @hookimpl
     def before_epoch(self) -> None:
@@ -56,14 +65,14 @@ class Timer:
         """Note the beginning; what went before it was waiting for data."""
         now = self._step_began = self._clock()
         if self._step_ended is not None:
-            self._add("data", now - self._step_ended, self._data)
+            self._data.add(now - self._step_ended)
 
     @hookimpl(trylast=True)
     def after_step(self) -> None:
         """Log the step, after what others do at its end, which is no waiting for data."""
         now = self._step_ended = self._clock()
         if self._step_began is not None:
-            self._add("step", now - self._step_began, self._step)
+            self._step.add(now - self._step_began)
             self._step_began = None
 
     @hookimpl
@@ -97,7 +106,10 @@ class Timer:
     def _resume(self, trainer: Trainer, stage: str, began: float) -> None:
         """Add a stage; the outermost of nested ones moves the marks of the step and of the waiting past it."""
         seconds = self._clock() - began
-        self._add(stage, seconds, trainer.bus.series(_NAMES[stage]))
+        total = self._totals.setdefault(stage, [0, 0.0])
+        total[0] += 1
+        total[1] += seconds
+        trainer.log(_NAMES[stage], seconds)
         self._pauses -= 1
         if self._pauses == 0:
             if self._step_began is not None:
@@ -105,13 +117,9 @@ class Timer:
             elif self._step_ended is not None:
                 self._step_ended += seconds
 
-    def _add(self, stage: str, seconds: float, series: Series) -> None:
-        total = self.totals.get(stage)
-        if total is None:
-            total = self.totals[stage] = [0, 0.0]
-        total[0] += 1
-        total[1] += seconds
-        series.add(seconds)
+    def _tally(self) -> None:
+        for stage, series in self._each_step.items():
+            series.tally = self._totals.setdefault(stage, [0, 0.0])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the totals; a stage that is running is not among them."""
@@ -119,5 +127,6 @@ class Timer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from saved totals."""
-        self.totals = {stage: list(total) for stage, total in state["totals"].items()}
+        self._totals = {stage: list(total) for stage, total in state["totals"].items()}
+        self._tally()
         self._step_began = self._step_ended = None
