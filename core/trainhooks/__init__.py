@@ -26,6 +26,8 @@ from .errors import (
 from .markers import hookimpl, hookspec
 
 if TYPE_CHECKING:
+    __version__: str
+
     from .metrics import Record as Record
     from .reporter import RunInfo as RunInfo
     from .state import Outcome as Outcome

@@ -20,6 +20,7 @@ Exception
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -112,7 +113,7 @@ class SkipEpoch(ControlFlow):
 
 def add_note(exception: BaseException, note: str) -> None:
     """Attach ``note`` to ``exception``, on Python 3.10 as well, which keeps but does not print it."""
-    if hasattr(exception, "add_note"):
+    if sys.version_info >= (3, 11):
         exception.add_note(note)
     else:
         vars(exception)["__notes__"] = [*getattr(exception, "__notes__", ()), note]

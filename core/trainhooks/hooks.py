@@ -23,18 +23,23 @@ class Plan(Protocol):
 
     def event(self, spec: Callable[P, None]) -> Callable[P, None] | None:
         """Return what notifies everybody, or ``None`` if nobody listens."""
+        raise NotImplementedError
 
     def stage(self, spec: Callable[P, R | None]) -> Callable[P, R]:
         """Return what does the stage's work and has its result."""
+        raise NotImplementedError
 
     def optional(self, spec: Callable[P, R | None]) -> Callable[P, R | None] | None:
         """Return what does the work of a stage that may have no result, or ``None`` if nobody does."""
+        raise NotImplementedError
 
     def has(self, hook: str) -> bool:
         """Return whether a plugin implements ``hook``."""
+        raise NotImplementedError
 
     def extras(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         """Yield the calls of the hooks that plugin packages specified."""
+        raise NotImplementedError
 
 
 class Hooks:
@@ -92,3 +97,4 @@ class Hooks:
 
         def __getattr__(self, name: str) -> Callable[..., Any]:
             """Stand for the hooks that plugin packages specified."""
+            raise NotImplementedError

@@ -48,7 +48,7 @@ class Series:
     __slots__ = ("_folded", "_folded_weight", "reduce", "tally", "values", "weights")
 
     def __init__(self, reduce: Reduce) -> None:
-        self.reduce = reduce
+        self.reduce: Reduce = reduce
         self.values: list[Any] = []
         self.weights: list[float] = []
         self._folded: Any = None  # for a mean: the weighted sum so far
@@ -151,7 +151,7 @@ def _join(a: Any, b: Any, reduce: Reduce) -> Any:
         if isinstance(one, torch.Tensor):
             pair = one, torch.as_tensor(other, dtype=one.dtype, device=one.device)
             return torch.minimum(*pair) if reduce == "min" else torch.maximum(*pair)
-    return _numbers((a, b), (1, 1), reduce)
+    return _numbers((float(a), float(b)), (1, 1), reduce)
 
 
 class MetricBus:

@@ -23,6 +23,7 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as plain values and tensors."""
+        raise NotImplementedError
 
     def load_state_dict(self, state: Any) -> Any:
         """Restore it in place."""
