@@ -32,14 +32,14 @@ def demo(session: nox.Session) -> None:
 def tests(session: nox.Session) -> None:
     """Run all tests but the slow ones; `nox -s tests -- -m ''` runs those too."""
     install(session, *GROUPS["test"], "-e", ".")
-    session.run("python", "-m", "pytest", *(session.posargs or ["-m", "not slow"]))
+    session.run("python", "-m", "pytest", "-n", "2", *(session.posargs or ["-m", "not slow"]))
 
 
 @nox.session
 def slow(session: nox.Session) -> None:
     """Run the slow tests: wheels in a clean environment, processes, the demo, type checks."""
     install(session, *GROUPS["test"], *GROUPS["typing"], "-e", ".")
-    session.run("python", "-m", "pytest", "-m", "slow", *session.posargs)
+    session.run("python", "-m", "pytest", "-n", "2", "-m", "slow", *session.posargs)
 
 
 @nox.session
