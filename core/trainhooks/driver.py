@@ -203,6 +203,7 @@ class Driver(RunState):
             self.hooks.after_skip(trainer=self.as_trainer, batch=batch, reason=reason)
         self.batch_index += 1
         self._due = None
+        self._in_update = False
 
     def plan_attention(self) -> None:
         """Work out the next step at which the loop must look at more than the next batch, so that it compares one number."""

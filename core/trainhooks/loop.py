@@ -112,8 +112,9 @@ def update_parameters(trainer: Trainer) -> bool:
         hooks.gradients_ready(trainer=trainer)
     if hooks.clip_gradients is not None:
         hooks.clip_gradients(trainer=trainer)
-    trainer.gradients_spent = trainer._optimizer_stepped = True
+    trainer.gradients_spent = True
     updated = hooks.optimizer_step(trainer=trainer)
+    trainer._optimizer_stepped = True
     if updated:
         count_update(trainer)
     return updated
@@ -122,7 +123,9 @@ def update_parameters(trainer: Trainer) -> bool:
 def count_update(trainer: Trainer) -> None:
     """Notify of an update, then count it."""
     if trainer.hooks.after_update is not None:
+        trainer._in_update = True
         trainer.hooks.after_update(trainer=trainer)
+        trainer._in_update = False
     trainer.update += 1
     trainer._updated = True
     if trainer.update >= trainer._update_limit:

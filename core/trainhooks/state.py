@@ -84,6 +84,7 @@ class RunState:
         self._due: bool | None = None  # what update_due decided for the running step
         self._updated = False  # whether the running step has made an update, and counted it
         self._optimizer_stepped = False  # whether the running step went through the optimizer_step stage
+        self._in_update = False  # whether after_update is running
         self._epoch_is_cut = False
         self._attention_at = 0  # the step from which on the loop looks at limits, requests and flushes
 
@@ -178,13 +179,16 @@ class RunState:
         return n > 0 and (self.step + 1) % n == 0
 
     def every_n_updates(self, n: int) -> bool:
-        """Return whether the running step makes the n-th, 2n-th, ... update.
+        """Return whether the running step makes the n-th, 2n-th, ... update; false after one that was skipped.
 
         Before ``update_due`` has decided, whether it works towards that update.
         """
         if n < 1 or self._due is False:
             return False
-        return (self.update if self._updated else self.update + 1) % n == 0
+        if self._due and self._updated:
+            return self.update % n == 0
+        skipped = self._due and self._optimizer_stepped and not self._in_update
+        return not skipped and (self.update + 1) % n == 0
 
     def every_n_epochs(self, n: int) -> bool:
         """Return whether the running epoch is the n-th, 2n-th, ...; false at the end of one that was cut short."""

@@ -104,7 +104,7 @@ class TestWhen:
 
     @pytest.mark.parametrize("name", ["every_epochs", "every_steps", "every_updates", "keep"])
     def test_options(self, name):
-        with pytest.raises(OptionError, match=f"{name} = -1: must be 0 or more"):
+        with pytest.raises(OptionError, match=f"{name} = -1: must be 0 \\(\\w+\\) or more"):
             Checkpoint(**{name: -1})
 
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainhooks import CheckpointError, UsageError
+from trainhooks import CheckpointError, UsageError, hookimpl
 from trainhooks.best import Best, direction
 from trainhooks.state import RunState
 from trainhooks.stateful import RandomState, StatefulRegistry
@@ -256,3 +256,35 @@ class TestBest:
         same = Best("val/loss")
         same.load_state_dict(best.state_dict())
         assert (same.value, same.step) == (0.5, 3)
+
+
+def test_every_n_updates_through_a_step_that_is_skipped(make_trainer):
+    """4 steps, the optimizer skips the second: updates 1, 2, 3 are made by steps 1, 3, 4, so every 2nd update is step 3's."""
+
+    class Skips:
+        def __init__(self):
+            self.seen = {"before_step": [], "after_update": [], "after_step": []}
+
+        @hookimpl(wrapper=True)
+        def optimizer_step(self, trainer):
+            return (yield) and trainer.step != 1
+
+        @hookimpl
+        def before_step(self, trainer):
+            self.seen["before_step"].append(trainer.every_n_updates(2))
+
+        @hookimpl
+        def after_update(self, trainer):
+            self.seen["after_update"].append(trainer.every_n_updates(2))
+
+        @hookimpl
+        def after_step(self, trainer):
+            self.seen["after_step"].append(trainer.every_n_updates(2))
+
+    plugin = Skips()
+    trainer = make_trainer([plugin], max_steps=4)
+    trainer.train()
+    assert trainer.update == 3
+    assert plugin.seen["before_step"] == [False, True, True, False]  # steps 2 and 3 work towards the second update
+    assert plugin.seen["after_update"] == [False, True, False]
+    assert plugin.seen["after_step"] == [False, False, True, False]

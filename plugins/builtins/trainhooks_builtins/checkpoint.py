@@ -18,6 +18,7 @@ from torch.serialization import get_unsafe_globals_in_checkpoint
 
 from trainhooks import CheckpointError, OptionError, UsageError, hookimpl
 from trainhooks.best import Best, Mode
+from trainhooks.intervals import Interval
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -64,15 +65,11 @@ class Checkpoint:
         mode: Mode = "auto",
         at_end: bool = True,
     ) -> None:
-        given = {"every_steps": every_steps, "every_updates": every_updates, "keep": keep, "every_epochs": every_epochs or 0}
-        for name, value in given.items():
-            if value < 0:
-                message = f"{name} = {value}: must be 0 or more"
-                raise OptionError(message)
-        if every_epochs is None:
-            every_epochs = 0 if every_steps or every_updates else 1
-        self.every_epochs, self.every_steps, self.every_updates = every_epochs, every_steps, every_updates
-        if not every_steps and not every_updates:
+        if keep < 0:
+            message = f"keep = {keep}: must be 0 (all) or more"
+            raise OptionError(message)
+        self.interval = Interval(every_epochs, every_steps, every_updates)
+        if not self.interval.within_epochs:
             vars(self)["after_step"] = None  # nothing to do in each step: the hook is not even called
         self.keep, self.at_end = keep, at_end
         self.best = Best(best, mode) if best is not None else None
@@ -94,15 +91,13 @@ class Checkpoint:
     @hookimpl
     def after_step(self, trainer: Trainer) -> None:
         """Ask for a checkpoint when one is due."""
-        if (self.every_steps and trainer.every_n_steps(self.every_steps)) or (
-            self.every_updates and trainer.every_n_updates(self.every_updates)
-        ):
+        if self.interval.due_after_step(trainer):
             self._request(trainer, trainer.step + 1, "periodic")
 
     @hookimpl
     def after_epoch(self, trainer: Trainer) -> None:
         """Ask for a checkpoint when one is due."""
-        if self.every_epochs and trainer.every_n_epochs(self.every_epochs):
+        if self.interval.due_after_epoch(trainer):
             self._request(trainer, trainer.step, "periodic")
 
     @hookimpl

@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from trainhooks import DataError, OptionError, hookimpl
+from trainhooks import DataError, hookimpl
 from trainhooks.best import Best, Mode
 from trainhooks.data import length_of, no_batches
+from trainhooks.intervals import Interval
 
 if TYPE_CHECKING:
     from trainhooks import Trainer
@@ -44,14 +45,8 @@ class Evaluation:
         monitor: str | None = None,
         mode: Mode = "auto",
     ) -> None:
-        for name, value in (("every_epochs", every_epochs), ("every_steps", every_steps), ("every_updates", every_updates)):
-            if value is not None and value < 0:
-                message = f"{name} = {value}: must be 0 (never) or more"
-                raise OptionError(message)
-        if every_epochs is None:
-            every_epochs = 0 if every_steps or every_updates else 1
-        self.every_epochs, self.every_steps, self.every_updates = every_epochs, every_steps, every_updates
-        if not every_steps and not every_updates:
+        self.interval = Interval(every_epochs, every_steps, every_updates)
+        if not self.interval.within_epochs:
             vars(self)["after_step"] = None  # nothing to do in each step: the hook is not even called
         self.splits, self.at_end = splits, at_end
         self._active: list[str] = []
@@ -75,15 +70,13 @@ class Evaluation:
     @hookimpl
     def after_step(self, trainer: Trainer) -> None:
         """Ask for an evaluation when one is due."""
-        if (self.every_steps and trainer.every_n_steps(self.every_steps)) or (
-            self.every_updates and trainer.every_n_updates(self.every_updates)
-        ):
+        if self.interval.due_after_step(trainer):
             self._request(trainer, trainer.step + 1)
 
     @hookimpl
     def after_train_epoch(self, trainer: Trainer) -> None:
         """Ask for an evaluation when one is due."""
-        if self.every_epochs and trainer.every_n_epochs(self.every_epochs):
+        if self.interval.due_after_epoch(trainer):
             self._request(trainer, trainer.step)
 
     @hookimpl
@@ -105,7 +98,7 @@ class Evaluation:
         outcome = trainer.outcome
         if outcome is None or outcome.status not in ("completed", "stopped") or not self.at_end or outcome.step == 0:
             return
-        if self.every_epochs or self.every_steps or self.every_updates:
+        if not self.interval.never:
             for split in self._active:
                 if self._done.get(split) != trainer.step:
                     trainer.evaluate(split)
