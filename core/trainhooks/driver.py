@@ -110,7 +110,7 @@ class Driver(RunState):
         Returns:
             What was flushed.
         """
-        if not self._collecting and self._output:  # nobody wants means: the last step's values do
+        if not self._collecting and isinstance(self._output, Mapping) and self._output:  # nobody wants means: the last step's values do
             self.bus.add_output(self._output, 1)
             self._output = {}
         values = {**self.bus.flush(), **(extra or {})} if self.bus.pending or extra else {}
