@@ -83,7 +83,7 @@ class Assembly:
                     self._failed(error, record)
                     continue
                 loaded = self._load(record, index, plugins)
-                if loaded is not None:
+                if loaded is not None and self.config.taken_out(loaded.name) is None:
                     plugins[loaded.name] = loaded
         self._check_options(plugins)
         self._add(list(plugins.values()))

@@ -34,10 +34,13 @@ def note_origin(exception: BaseException, manager: PluginManager, step: int, ori
     if found is None or found.plugin.name == ENGINE:
         return
     plugin = found.plugin
-    advice = {
-        "object": f"leave it out of Trainer(plugins=...) or call trainer.unregister({plugin.name!r}) to go on without it",
-    }.get(plugin.source, f"rerun with -p no:{plugin.name} to go on without it")
-    add_note(exception, f"{_MARK}{found.hook}() of {plugin} at step {step}; {advice}")
+    if plugin.source == "object":
+        advice = f"; leave it out of Trainer(plugins=...) or call trainer.unregister({plugin.name!r}) to go on without it"
+    elif inspect.ismodule(plugin.object) and plugin.source == "project":
+        advice = ""  # a project is nothing without its file
+    else:
+        advice = f"; rerun with -p no:{plugin.name} to go on without it"
+    add_note(exception, f"{_MARK}{found.hook}() of {plugin} at step {step}{advice}")
 
 
 def find_origin(exception: BaseException, manager: PluginManager) -> Implementation | None:

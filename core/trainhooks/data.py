@@ -71,6 +71,14 @@ def read_epoch(loader: Iterable[Batch], length: int | None, skip: int = 0) -> It
     return batches
 
 
+def generators_of(loader: object) -> list[torch.Generator]:
+    """Return the generators that a loader and its samplers draw from."""
+    batches = getattr(loader, "batch_sampler", None)
+    owners = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
+    found = [getattr(owner, "generator", None) for owner in owners]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+
+
 def no_batches(loader: object, what: str) -> DataError:
     """Return an error that says why a loader may be empty: the dataset's length, the batch size, ``drop_last``."""
     facts = [f"loader {type(loader).__name__}"]
@@ -143,9 +151,12 @@ def _first_length(values: Iterable[Any]) -> int | None:
 
 
 def call_model(model: nn.Module, batch: Batch) -> Any:
-    """Call ``model`` with a batch: ``**`` for a mapping, ``*`` for a tuple or list, else as its only argument."""
+    """Call ``model`` with a batch: ``**`` for a mapping, ``*`` for a tuple or list, else as its only argument.
+
+    A list of mappings is one argument, as Detectron2's models take it.
+    """
     if isinstance(batch, Mapping):
         return model(**batch)
-    if isinstance(batch, Sequence) and not isinstance(batch, str):
+    if isinstance(batch, Sequence) and not isinstance(batch, str) and not (batch and isinstance(batch[0], Mapping)):
         return model(*batch)
     return model(batch)

@@ -14,11 +14,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import torch
-from torch import nn, optim
-
-from .data import LookAhead, length_of, no_batches, read_epoch
-from .errors import MissingPartError, UsageError, add_note
+from .data import LookAhead, generators_of, length_of, no_batches, read_epoch
+from .errors import ControlFlow, MissingPartError, UsageError, add_note
 from .manager import PluginManager
 from .metrics import MetricBus, Record, Reduce
 from .reporter import Artifact, Reporter, RunInfo
@@ -29,6 +26,8 @@ from .workdir import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+
+    from torch import nn, optim
 
     from .session import Session
     from .trainer import Trainer
@@ -66,7 +65,7 @@ class Driver(RunState):
         self._seeded = False
         self._epoch_length: int | None = None
         self._batches: Iterator[Batch] | None = None
-        self._step_at_open = 0
+        self._step_at_open = self._index_at_open = 0
         self._output: Output = {}
         self._collecting = False  # whether anybody wants what train_step returns as train/...
         self._evaluated: Metrics = {}
@@ -110,7 +109,9 @@ class Driver(RunState):
         Returns:
             What was flushed.
         """
-        if not self._collecting and isinstance(self._output, Mapping) and self._output:  # nobody wants means: the last step's values do
+        if (
+            not self._collecting and isinstance(self._output, Mapping) and self._output
+        ):  # nobody wants means: the last step's values do
             self.bus.add_output(self._output, 1)
             self._output = {}
         values = {**self.bus.flush(), **(extra or {})} if self.bus.pending or extra else {}
@@ -131,6 +132,11 @@ class Driver(RunState):
     def work_dir(self) -> Path | None:
         """Absolute path of the run folder, or ``None`` if nothing is written."""
         return self.run_folder.path if self.run_folder is not None else None
+
+    @property
+    def saves(self) -> bool:
+        """Whether the run can write checkpoints."""
+        return self.run_folder is not None
 
     def run_file(self, name: str) -> Path:
         """Return the path of a file in the run folder, listed as made by this run.
@@ -179,23 +185,33 @@ class Driver(RunState):
         self._epoch_length = None  # a sampler may change it from epoch to epoch
         skip = 0 if isinstance(loader, Iterator) else self.batch_index
         now = self._restored.pop("rng", None) or (self.rng.state_dict() if skip else None)
-        generator = getattr(loader, "generator", None)
+        states = self._restored.pop("generators", None)
+        generators = generators_of(loader)
         if skip and self._epoch_start is not None:
             self.rng.load_state_dict(self._epoch_start["rng"])
-            if generator is not None and self._epoch_start["generator"] is not None:
-                generator.set_state(self._epoch_start["generator"])
-        else:
-            if now is not None:
-                self.rng.load_state_dict(now)
-            state = generator.get_state() if isinstance(generator, torch.Generator) else None
-            self._epoch_start = {"rng": self.rng.state_dict(), "generator": state}
-        batches = self._batches = read_epoch(loader, self.epoch_length, skip)
+            states = self._epoch_start["generators"]
+        elif now is not None:
+            self.rng.load_state_dict(now)
+        for generator, state in zip(generators, states or (), strict=False):
+            generator.set_state(state)
+        if not skip or self._epoch_start is None:
+            self._epoch_start = {"rng": self.rng.state_dict(), "generators": [one.get_state() for one in generators]}
+        batches = self._batches = read_epoch(loader, self._left(loader), skip)
         if skip and now is not None:
             self.rng.load_state_dict(now)
-        self._step_at_open = self.step
+        self._step_at_open, self._index_at_open = self.step, self.batch_index
         self._epoch_is_cut = False
         self.plan_attention()
         return batches
+
+    def _left(self, loader: Iterable[Batch]) -> int | None:
+        length = self.epoch_length
+        return max(length - self.batch_index, 0) if length is not None and isinstance(loader, Iterator) else length
+
+    def restore_random(self) -> None:
+        """Set the generators at the beginning of an epoch, before its first hook; within one ``open_epoch`` does it."""
+        if self.batch_index == 0 and (state := self._restored.pop("rng", None)) is not None:
+            self.rng.load_state_dict(state)
 
     def drop_batch(self, batch: Batch, reason: str, *, begun: bool) -> None:
         """Pass over a batch that a hook dropped."""
@@ -208,7 +224,8 @@ class Driver(RunState):
     def plan_attention(self) -> None:
         """Work out the next step at which the loop must look at more than the next batch, so that it compares one number."""
         self._collecting = self.reporter is not None or self.hooks.after_epoch is not None
-        asked = self.stop_reason is not None or self._checkpoint_request is not None or self._eval_requests
+        requested = self._checkpoint_request is not None or bool(self._eval_requests)
+        asked = requested or self.stop_reason is not None or self.update >= self._update_limit
         self._attention_at = 0 if asked else min(self._flush_at, self._step_limit)
 
     def pay_attention(self) -> bool:
@@ -242,7 +259,11 @@ class Driver(RunState):
 
     def run_evaluation(self, split: str) -> Metrics:
         """Evaluate one split and log the result."""
-        metrics = self.hooks.evaluate(trainer=self.as_trainer, split=split)
+        try:
+            metrics = self.hooks.evaluate(trainer=self.as_trainer, split=split)
+        except ControlFlow as request:
+            message = f"{type(request).__name__} was raised in the evaluation of {split!r}; it steers training only"
+            raise UsageError(message) from request
         self._eval_requests.pop(split, None)
         self._evaluated.update(metrics)
         self.flush(metrics)
@@ -258,7 +279,8 @@ class Driver(RunState):
         length = self.epoch_length
         if self.batch_index == 0:
             raise no_batches(self.loaders["train"], f"epoch {self.epoch}")
-        if self.step == self._step_at_open and not self.limit_reached and self.max_epochs is None and self.stop_reason is None:
+        dropped = self.step == self._step_at_open and self.batch_index > self._index_at_open
+        if dropped and self.max_epochs is None and not self.done:
             self._warn_once(f"every batch of epoch {self.epoch} was dropped; without max_epochs this may never end")
         if length is not None and self.batch_index < length and self.steps_per_epoch is None:
             self._warn_once(f"the train loader says that it has {length} batches, but gave {self.batch_index}")
@@ -370,9 +392,11 @@ class Driver(RunState):
         """Deliver what is left; raise what a reporter's policy does not forgive."""
         reporter = self.reporter
         if reporter is not None:
-            self.flush()
-            self.reporter, self._flush_at = None, NEVER
-            reporter.close(self.settings.report_timeout_s)
+            try:
+                self.flush()
+            finally:
+                self.reporter, self._flush_at = None, NEVER
+                reporter.close(self.settings.report_timeout_s)
             reporter.check()
 
     def _makes_its_own_step(self) -> bool:

@@ -68,9 +68,11 @@ ONE_BY_ONE: Final = frozenset(
 #: Stages that may have no result.
 OPTIONAL_RESULT: Final = frozenset({"clip_gradients"})
 
-#: Stages with side effects: declining one is reported once when the engine's own implementation then runs.
+#: Stages that are hardly ever declined on purpose, most of them since they have side effects: declining one is reported once
+#: when the engine's own implementation then runs.
 WITH_SIDE_EFFECTS: Final = frozenset(
-    {"train", "train_epoch", "train_step", "backward", "optimizer_step", "evaluate", "predict", "save_checkpoint"}
+    {"train", "train_epoch", "train_step", "compute_loss", "backward", "optimizer_step"}
+    | {"evaluate", "eval_step", "predict", "predict_step", "save_checkpoint"}
 )
 
 

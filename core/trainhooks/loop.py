@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from .types import Batch, Output, StateDict
 
 
+_TOO_LATE = "SkipStep was raised when the step had been trained: raise it in prepare_batch, before_step or a part of train_step"
+
+
 @hookimpl(trylast=True)
 def train(trainer: Trainer) -> bool:
     """Run epochs until a limit or a stop request is reached."""
@@ -39,6 +42,7 @@ def train(trainer: Trainer) -> bool:
     trainer.serve_requests()  # what the checkpoint that we resume from still owes
     while not trainer.done:
         epoch = trainer.epoch
+        trainer.restore_random()
         try:
             if hooks.before_epoch is not None:
                 hooks.before_epoch(trainer=trainer, epoch=epoch)
@@ -54,7 +58,7 @@ def train_epoch(trainer: Trainer, epoch: int) -> bool:
     """Train on each batch; return whether the epoch is complete."""
     hooks = trainer.hooks
     for raw in trainer.open_epoch():
-        batch, begun = raw, False
+        batch, begun, trained = raw, False, False
         try:
             batch = hooks.prepare_batch(trainer=trainer, batch=raw)
             begun = True
@@ -65,6 +69,7 @@ def train_epoch(trainer: Trainer, epoch: int) -> bool:
             due = trainer._due = hooks.update_due(trainer=trainer, batch=batch) if hooks.decides_update else True
             trainer._updated = trainer._optimizer_stepped = False
             output = trainer._output = hooks.train_step(trainer=trainer, batch=batch, update_due=due)
+            trained = True
             if due and not trainer._optimizer_stepped:  # a train_step that updates in its own way
                 count_update(trainer)
             if trainer._collecting or hooks.after_step is not None:
@@ -74,7 +79,13 @@ def train_epoch(trainer: Trainer, epoch: int) -> bool:
                 if hooks.after_step is not None:
                     hooks.after_step(trainer=trainer, batch=batch, output=output)
         except SkipStep as skip:
+            if trained:
+                raise UsageError(_TOO_LATE) from skip
             trainer.drop_batch(batch, skip.reason, begun=begun)
+        except SkipEpoch:
+            trainer.step += trained  # the update has been made
+            trainer.batch_index += trained
+            raise
         else:
             trainer.step += 1
             trainer.batch_index += 1
@@ -91,7 +102,6 @@ def train_step(trainer: Trainer, batch: Batch, update_due: bool) -> Output:
     if trainer.gradients_spent:
         for optimizer in trainer.optimizers.values():
             optimizer.zero_grad()
-        trainer.gradients_spent = False
     loss = hooks.compute_loss(trainer=trainer, batch=batch)
     if type(loss) is Tensor and loss.ndim == 0:
         output: Output = {"loss": loss}
@@ -100,6 +110,7 @@ def train_step(trainer: Trainer, batch: Batch, update_due: bool) -> Output:
     if hooks.scales_loss:
         loss = hooks.scale_loss(trainer=trainer, loss=loss, update_due=update_due)
     hooks.backward(trainer=trainer, loss=loss, update_due=update_due)
+    trainer.gradients_spent = False
     if update_due:
         update_parameters(trainer)
     return output
@@ -108,11 +119,11 @@ def train_step(trainer: Trainer, batch: Batch, update_due: bool) -> Output:
 def update_parameters(trainer: Trainer) -> bool:
     """Use the gradients, which are complete; return whether the parameters were updated."""
     hooks = trainer.hooks
+    trainer.gradients_spent = True
     if hooks.gradients_ready is not None:
         hooks.gradients_ready(trainer=trainer)
     if hooks.clip_gradients is not None:
         hooks.clip_gradients(trainer=trainer)
-    trainer.gradients_spent = True
     updated = hooks.optimizer_step(trainer=trainer)
     trainer._optimizer_stepped = True
     if updated:
@@ -124,7 +135,10 @@ def count_update(trainer: Trainer) -> None:
     """Notify of an update, then count it."""
     if trainer.hooks.after_update is not None:
         trainer._in_update = True
-        trainer.hooks.after_update(trainer=trainer)
+        try:
+            trainer.hooks.after_update(trainer=trainer)
+        except SkipStep as skip:
+            raise UsageError(_TOO_LATE) from skip
         trainer._in_update = False
     trainer.update += 1
     trainer._updated = True

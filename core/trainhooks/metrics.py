@@ -138,7 +138,17 @@ def _weighted_sum(values: torch.Tensor, weights: Sequence[float]) -> torch.Tenso
         values = values.double()
     if min(weights) == max(weights):
         return values.sum() * weights[0]
-    return (values * torch.tensor(weights, dtype=values.dtype, device=values.device)).sum()
+    if values.device.type == "cpu":
+        return (values * torch.tensor(weights, dtype=values.dtype)).sum()
+    total = torch.zeros((), dtype=values.dtype, device=values.device)  # weights that are copied over would synchronize
+    for weight in set(weights):
+        first = 0
+        for index in range(len(weights) + 1):  # runs of equal weights: slices need no copy either
+            if index == len(weights) or weights[index] != weight:
+                if index > first:
+                    total = total + values[first:index].sum() * weight
+                first = index + 1
+    return total
 
 
 def _join(a: Any, b: Any, reduce: Reduce) -> Any:
@@ -173,6 +183,9 @@ class MetricBus:
         series = self._series.get(name)
         if series is None:
             series = self._series[name] = Series(reduce)
+        elif series.reduce != reduce:
+            message = f"log({name!r}, reduce={reduce!r}): it was logged with reduce={series.reduce!r} before"
+            raise UsageError(message)
         return series
 
     def add(self, name: str, value: Any, weight: float = 1, reduce: Reduce = "mean") -> None:
@@ -191,7 +204,7 @@ class MetricBus:
         if loss is None or len(output) > 1:
             for name, value in output.items():
                 if name != "loss" and is_scalar(value):
-                    kept = value.detach() if isinstance(value, torch.Tensor) else float(value)
+                    kept = value.detach().clone() if isinstance(value, torch.Tensor) else float(value)
                     self.series("train/" + name).add(kept, size)
         if len(self._losses) >= _FOLD:
             self._fold_losses()

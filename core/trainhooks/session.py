@@ -90,24 +90,30 @@ class Session:
             if trainer.hooks.before_train is not None:
                 trainer.hooks.before_train(trainer=trainer)
             trainer.hooks.train(trainer=trainer)
+            trainer.flush()
         except BaseException as error:
             trainer.outcome = self._outcome_of(error)
             self._after_train(error)
             raise
-        trainer.flush()
-        reason = trainer.stop_reason
+        reason = trainer.stop_reason or trainer._stop_after_epoch
         trainer.outcome = trainer.make_outcome(*(("stopped", reason) if reason is not None else ("completed", self._limit())))
         self._after_train(None)
+        trainer.flush()
         trainer._eval_requests, trainer._checkpoint_request = {}, None  # too late for these; a second call owes them not
         trainer.outcome = trainer.make_outcome(trainer.outcome.status, trainer.outcome.reason)
 
     def restored(self, checkpoint: str | Path | None, work: Callable[[], T]) -> T:
         """Do ``work`` with a checkpoint's weights."""
-        if checkpoint is not None:
-            trainer = self.trainer
-            state = trainer.hooks.load_checkpoint(trainer=trainer, path=Path(checkpoint))
+        if checkpoint is None:
+            return work()
+        trainer = self.trainer
+        place = trainer.save_counters()
+        state = trainer.hooks.load_checkpoint(trainer=trainer, path=Path(checkpoint))
+        try:
             trainer.load_state_dict(state, weights_only=True)
-        return work()
+            return work()
+        finally:
+            trainer.load_counters(place)  # the weights stay, the place in the run is not that of the checkpoint
 
     # --- Plugins that come and go ---
 
@@ -140,6 +146,9 @@ class Session:
             because = f"; {out} takes the plugin 'checkpoint' out, drop one of the two" if out else ": enable 'checkpoint'"
             message = f"resume={str(self.resume)!r} needs a plugin that reads checkpoints{because}"
             raise UsageError(message)
+        if self.resume != "auto" and not Path(str(self.resume)).exists():
+            message = f"no checkpoint at {self.resume}"
+            raise UsageError(message)
         if self.resume == "auto" and trainer.run_folder is None:
             message = "resume='auto' needs a work_dir to look for checkpoints in; pass work_dir= or the checkpoint's path"
             raise UsageError(message)
@@ -153,7 +162,7 @@ class Session:
         folder = self.trainer.run_folder
         assert folder is not None  # noqa: S101 - checked above
         path = folder.path / "checkpoints"
-        if path.is_dir() and any(not entry.name.startswith(".") for entry in path.iterdir()):
+        if path.is_dir() and any(entry.name[0] != "." or entry.suffix == ".old" for entry in path.iterdir()):
             return path
         log.info("nothing to resume in %s: starting anew", folder.path)
         return None

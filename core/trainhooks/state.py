@@ -219,6 +219,11 @@ class RunState:
 
     # --- State ---
 
+    @property
+    def saves(self) -> bool:
+        """Whether the run can write checkpoints."""
+        return False
+
     def save_counters(self) -> dict[str, object]:
         """Return the counters and the evaluations that are still owed."""
         return {
@@ -237,8 +242,7 @@ class RunState:
         owed = state["owed"]
         assert isinstance(owed, list)  # noqa: S101 - written above
         self._eval_requests = dict.fromkeys(owed)
-        if owed:
-            self._checkpoint_request = "periodic"
+        self._checkpoint_request = "periodic" if owed and self.saves else None
 
 
 def _limit(value: int) -> int | None:

@@ -45,7 +45,7 @@ class StatefulRegistry(dict[str, Any]):
         for name, thing in self.items():
             if name in state:
                 try:
-                    _restore(thing, state[name])
+                    restore(thing, state[name])
                 except CheckpointError:
                     raise
                 except Exception as error:
@@ -74,7 +74,8 @@ class RandomState:
         version, words, gauss = state["python"]
         random.setstate((version, tuple(words), gauss))
         if "cuda" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all([one.cpu() for one in state["cuda"]])
+            for index, one in enumerate(state["cuda"][: torch.cuda.device_count()]):
+                torch.cuda.set_rng_state(one.cpu(), index)
         if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
             name, keys, position, has_gauss, cached = state["numpy"]
             numpy.random.set_state((name, numpy.array(keys, dtype="uint32"), position, has_gauss, cached))
@@ -95,7 +96,8 @@ def _versioned(thing: Any) -> Any:
     return state if version is None else {"state_version": version, "state": state}
 
 
-def _restore(thing: Any, state: Any) -> None:
+def restore(thing: Any, state: Any) -> None:
+    """Hand an object its state, migrated from an older version where that is needed."""
     wanted = getattr(thing, "state_version", None)
     if wanted is not None:
         found = state["state_version"] if isinstance(state, dict) and "state_version" in state else 0

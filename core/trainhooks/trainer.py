@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import weakref
+from collections.abc import Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import inference, loop
 from .assembly import Assembly, claim
+from .data import generators_of
 from .driver import Driver
 from .errors import PluginNotFoundError, UsageError
 from .manager import Plugin, plugin_name
@@ -17,11 +19,11 @@ from .options import validated
 from .project import load_project
 from .session import Session
 from .settings import Settings, complete_config
-from .stateful import Stateful
+from .stateful import Stateful, restore
 from .suggest import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     import torch
     from torch import nn, optim
@@ -120,8 +122,14 @@ class Trainer(Driver):
         if model is not None:
             self.model = model
         self.loss = loss
+        if loaders is not None and not isinstance(loaders, Mapping):
+            message = f"loaders must be a mapping such as {{'train': ..., 'val': ...}}, not {type(loaders).__name__}"
+            raise UsageError(message)
         self.loaders.update(loaders or {})
         if optimizer is not None:
+            if isinstance(optimizer, type):
+                message = f"optimizer is the class {optimizer.__name__}; give {optimizer.__name__}(model.parameters(), ...)"
+                raise UsageError(message)
             self.take_optimizer(optimizer)
         self.overwrite, self.strict_plugins = overwrite, strict_plugins
         self._configured = False
@@ -169,6 +177,7 @@ class Trainer(Driver):
             if value is not None:
                 setattr(self, name, value)
         self.stop_reason = self._stop_after_epoch = None
+        self._evaluated = {}
         session = Session(self, training=True, resume=resume)
         session.run(session.train)
         assert self.outcome is not None  # noqa: S101 - the session has set it
@@ -232,13 +241,24 @@ class Trainer(Driver):
         )
         claim(new, self)
         self.manager.add(new)
+        try:
+            self._begin(new)
+        except BaseException:
+            if new.name in self.manager.plugins:
+                self.unregister(new.name)
+            raise
+        self.plan_attention()
+        return new.name
+
+    def _begin(self, new: Plugin) -> None:
+        """Give a plugin that comes late what the others had."""
         self._register_state(new)
         if self._configured or (self.session is not None and self.session.configuring):
             self.manager.call_each("configure", [new], {"trainer": self})
         if self.session is not None and self.session.set_up:
             self.session.set_up_plugin(new)
-        self.plan_attention()
-        return new.name
+            if self.reporter is None:
+                self.open_reporter()
 
     def unregister(self, name: str) -> Any:
         """Take a plugin out, by name or object; it gets ``teardown`` if it was set up.
@@ -257,11 +277,12 @@ class Trainer(Driver):
     @contextmanager
     def using(self, plugin: Any) -> Iterator[Any]:
         """Have a plugin for the calls inside a ``with`` block; it is gone afterwards, whatever happens."""
+        known = self.manager.find(plugin) is not None
         name = self.register(plugin)
         try:
             yield self.plugins[name]
         finally:
-            if name in self.manager.plugins:
+            if not known and name in self.manager.plugins:
                 self.unregister(name)
 
     def call_others(self, hook: str, plugin: Any, **arguments: Any) -> Any:
@@ -296,7 +317,7 @@ class Trainer(Driver):
             key = f"plugins/{plugin.name}"
             self.stateful[key] = plugin.object
             if key in self._restored:
-                plugin.object.load_state_dict(self._restored.pop(key))
+                restore(plugin.object, self._restored.pop(key))
 
     # --- State ---
 
@@ -309,7 +330,9 @@ class Trainer(Driver):
             **self.stateful.state_dict(),
             "run": self.save_counters(),
             "metrics": {**self.bus.state_dict(), "latest": dict(self.metrics)},
-            "rng": self.rng.state_dict(),
+            "rng": self._restored.get("rng") or self.rng.state_dict(),
+            "generators": [one.get_state() for one in generators_of(self.loaders.get("train"))],
+            "evaluated": dict(self._evaluated),
             "epoch_start": self._epoch_start,
             "plugin_lock": self.plugin_lock(),
         }
@@ -326,7 +349,9 @@ class Trainer(Driver):
         """
         if self.hooks.on_load is not None:
             self.hooks.on_load(trainer=self, state=state)
-        missing = self.stateful.load_state_dict(state)
+        skipped = [key for key in state if weights_only and key.startswith("optimizers/")]
+        missing = self.stateful.load_state_dict({key: value for key, value in state.items() if key not in skipped})
+        missing = [name for name in missing if name not in skipped]
         if missing:
             log.info("starting anew, since the checkpoint has no state of them: %s", ", ".join(missing))
         self._restored = {key: value for key, value in state.items() if key.startswith("plugins/")}
@@ -339,4 +364,6 @@ class Trainer(Driver):
             self.metrics = dict(state["metrics"]["latest"])
             self._epoch_start = state["epoch_start"]
             self._restored["rng"] = state["rng"]
+            self._restored["generators"] = state["generators"]
+            self._evaluated = dict(state["evaluated"])
             self.gradients_spent = True

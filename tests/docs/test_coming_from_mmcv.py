@@ -82,7 +82,7 @@ def test_triggered_stages(trainer):
 def test_options_come_from_the_configuration(trainer):
     assert trainer.plugins["check_invalid_loss"].interval == 2
     assert trainer.plugins["weight_average"].momentum == 0.1
-    assert trainer.plugins["evaluation"].every_epochs == 2
+    assert trainer.plugins["evaluation"].interval.epochs == 2
     assert trainer.max_epochs == 4
 
 

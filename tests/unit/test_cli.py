@@ -522,7 +522,7 @@ def test_a_failing_hook_is_exit_1_with_its_own_traceback_and_a_way_out(cli, proj
     assert err.startswith("Traceback (most recent call last):\n")
     assert "click/core.py" not in err
     assert "trainhooks/cli" not in err
-    assert "ValueError: of mine\nraised in after_step() of plugin 'trainconf' (project file) at step 1; " in err
+    assert "ValueError: of mine\nraised in after_step() of plugin 'trainconf' (project file) at step 1\n" in err
 
 
 @pytest.mark.parametrize("error", ["EOFError('of mine')", "BrokenPipeError(32, 'of mine')", "OSError(28, 'of mine')"])

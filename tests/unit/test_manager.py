@@ -60,7 +60,7 @@ def test_declining_is_not_reported_when_another_plugin_does_the_work(make_traine
 def test_declining_a_stage_without_side_effects_is_no_matter(make_trainer, messages):
     class Quiet:
         @hookimpl
-        def compute_loss(self): ...
+        def update_due(self): ...
 
     make_trainer([Quiet()]).train()
     assert not messages()

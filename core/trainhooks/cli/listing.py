@@ -14,9 +14,10 @@ import click
 
 from trainhooks.cli.output import table
 from trainhooks.config import Config
-from trainhooks.discovery import PluginRecord, find_plugins, select, unmatched_blocks
+from trainhooks.discovery import PluginRecord, find_plugins, is_reference, select, unmatched_blocks
 from trainhooks.errors import OptionError, PluginError, PluginNotFoundError, PluginValidationError
 from trainhooks.options import parameters, validated
+from trainhooks.project import PROJECT_FILE
 from trainhooks.suggest import suggestion
 
 if TYPE_CHECKING:
@@ -37,7 +38,11 @@ def plugins(names: tuple[str, ...], check: bool, options_of: str | None, json_wa
     config.add_environment()
     config.add_command_line(names)
     found = find_plugins()
-    records = select(found, config)
+    own: set[str] = set()
+    if (directory / PROJECT_FILE).exists():  # it is not run here and may define any name
+        installed = {one.name for one in found}
+        own = {choice.name for choice in config.choices if choice.name.partition("@")[0] not in installed}
+    records = select(found, config, frozenset(name for name in own if not is_reference(name)))
     if options_of is not None:
         _show_options(options_of, records, json_wanted=json_wanted)
         return
