@@ -37,6 +37,10 @@ class Plan(Protocol):
         """Return whether a plugin implements ``hook``."""
         raise NotImplementedError
 
+    def wants(self, hook: str, argument: str) -> bool:
+        """Return whether an implementation of ``hook`` takes ``argument``."""
+        raise NotImplementedError
+
     def extras(self) -> Iterator[tuple[str, Callable[..., Any]]]:
         """Yield the calls of the hooks that plugin packages specified."""
         raise NotImplementedError
@@ -90,6 +94,8 @@ class Hooks:
         self.save_checkpoint = stage(specs.save_checkpoint)
         self.on_save = event(specs.on_save)
         self.after_save = event(specs.after_save)
+        #: Whether a plugin looks at what ``train_step`` returned.
+        self.shows_output = plan.wants("after_step", "output")
         for name, call in plan.extras():
             setattr(self, name, call)
 

@@ -19,8 +19,9 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from .data import batch_size, call_model, to_device
-from .errors import MissingPartError, SkipEpoch, SkipStep, StageResultError, UsageError
+from .errors import MissingPartError, SkipEpoch, SkipStep, UsageError
 from .markers import hookimpl
+from .metrics import check_output
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -72,12 +73,12 @@ def train_epoch(trainer: Trainer, epoch: int) -> bool:
             trained = True
             if due and not trainer._optimizer_stepped:  # a train_step that updates in its own way
                 count_update(trainer)
-            if trainer._collecting or hooks.after_step is not None:
-                output = detached(output)
-                if trainer._collecting:
-                    trainer.bus.add_output(output, batch_size(batch))
-                if hooks.after_step is not None:
-                    hooks.after_step(trainer=trainer, batch=batch, output=output)
+            if trainer._collecting:
+                trainer.bus.add_output(output, batch_size(batch))
+            if hooks.after_step is not None:
+                if hooks.shows_output:
+                    output = detached(output)
+                hooks.after_step(trainer=trainer, batch=batch, output=output)
         except SkipStep as skip:
             if trained:
                 raise UsageError(_TOO_LATE) from skip
@@ -210,9 +211,7 @@ def detached(output: Output) -> Output:
     Raises:
         StageResultError: ``train_step`` gave no mapping.
     """
-    if type(output) is not dict and not isinstance(output, Mapping):
-        message = f"train_step must return a mapping of named values such as {{'loss': loss}}, not {type(output).__name__}"
-        raise StageResultError(message)
+    check_output(output)
     cut = {}
     for name, value in output.items():  # no comprehension, which is one more call under Python 3.11
         cut[name] = value.detach() if isinstance(value, Tensor) else value

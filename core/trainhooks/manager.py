@@ -327,6 +327,10 @@ class PluginManager:
         """Return whether a plugin implements ``hook``."""
         return any(implementation.plugin is not self._engine for implementation in self.implementations(hook))
 
+    def wants(self, hook: str, argument: str) -> bool:
+        """Return whether an implementation of ``hook`` takes ``argument``."""
+        return any(argument in implementation.arguments for implementation in self.implementations(hook))
+
     def call_others(self, hook: str, plugin: object, kwargs: dict[str, Any]) -> Any:
         """Ask the implementations of a stage that come after ``plugin``'s own, without wrappers, which are around it."""
         spec = getattr(getattr(self._pluggy.hook, hook, None), "spec", None)

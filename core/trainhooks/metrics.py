@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from numbers import Real
 from types import MappingProxyType
@@ -10,17 +11,17 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from .errors import UsageError
+from .errors import StageResultError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from .types import Metrics, Output
 
 Reduce = Literal["mean", "last", "sum", "min", "max"]
 
 #: Values kept for one name before they are folded into one, on the device.
-_FOLD = 64
+FOLD = 64
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Series:
         """Keep one value; a long series is folded, still on its device."""
         self.values.append(value)
         self.weights.append(weight)
-        if len(self.values) >= _FOLD:
+        if len(self.values) >= FOLD:
             self.fold()
 
     def result(self) -> tuple[Any, float]:
@@ -164,6 +165,17 @@ def _join(a: Any, b: Any, reduce: Reduce) -> Any:
     return _numbers((float(a), float(b)), (1, 1), reduce)
 
 
+def check_output(output: object) -> None:
+    """Raise if ``train_step`` gave no mapping.
+
+    Raises:
+        StageResultError: With what it gave.
+    """
+    if not isinstance(output, Mapping):
+        message = f"train_step must return a mapping of named values such as {{'loss': loss}}, not {type(output).__name__}"
+        raise StageResultError(message)
+
+
 class MetricBus:
     """Collects what is logged until it is flushed."""
 
@@ -198,15 +210,17 @@ class MetricBus:
 
     def add_output(self, output: Output, size: int) -> None:
         """Keep the scalars that a training step returned, as ``train/...``; the loss is looked at when it is folded."""
+        if type(output) is not dict:
+            check_output(output)
         loss = output.get("loss")
-        self._losses.append(loss)
+        self._losses.append(loss.detach() if type(loss) is torch.Tensor else loss)
         self._sizes.append(size)
         if loss is None or len(output) > 1:
             for name, value in output.items():
                 if name != "loss" and is_scalar(value):
                     kept = value.detach().clone() if isinstance(value, torch.Tensor) else float(value)
                     self.series("train/" + name).add(kept, size)
-        if len(self._losses) >= _FOLD:
+        if len(self._losses) >= FOLD:
             self._fold_losses()
 
     def _fold_losses(self) -> None:
