@@ -128,8 +128,8 @@ def _like(batch: dict[Any, Any], moved: dict[Any, Any]) -> Any:
 def batch_size(batch: Batch) -> int:
     """Return the length of the first tensor's first dimension, or of a plain sequence; 1 where neither is found.
 
-    A list of mappings with the same keys is taken for a list of samples (Detectron2), a tuple of tuples for one whose samples are not stacked
-    (``tuple(zip(*samples))`` as ``collate_fn``), unless a tensor beside them says how many there are.
+    A list of mappings with the same keys is taken for a list of samples (Detectron2), a tuple of tuples for one whose samples
+    are not stacked (``tuple(zip(*samples))`` as ``collate_fn``), unless a tensor beside them says how many there are.
     """
     kind = type(batch)
     if (kind is tuple or kind is list) and batch and type(batch[0]) is torch.Tensor and batch[0].dim():
