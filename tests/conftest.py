@@ -3,8 +3,10 @@
 import importlib
 import logging
 import os
+import shutil
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,6 +14,9 @@ import torch._dynamo  # the first optimizer of a process imports it, and it sets
 from torch import nn
 
 from trainhooks import Trainer, hookimpl
+from trainhooks.cli import main
+
+TINY = Path(__file__).parent / "data/projects/tiny"
 
 torch.set_num_threads(1)
 
@@ -30,6 +35,41 @@ def stable_environment(monkeypatch):
     )
     assert next(clean) == next(clean)
     assert before[1] == after[1]
+
+
+@pytest.fixture(autouse=True)
+def own_log():
+    """Let no test leave a handler behind: the command line installs one that writes to the stderr of its own process."""
+    logger = logging.getLogger("trainhooks")
+    before = list(logger.handlers), logger.level, logger.propagate
+    yield
+    logger.handlers, logger.level, logger.propagate = before
+
+
+@pytest.fixture
+def cli(capsys, monkeypatch):
+    """Return a function that runs the command line in this process; ``expect`` is the exit code."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(*words, expect=0):
+        capsys.readouterr()
+        logging.getLogger("trainhooks").handlers = []
+        with pytest.raises(SystemExit) as left:
+            main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert left.value.code == expect, f"{words} exited with {left.value.code}:\n{out}\n{err}"
+        return SimpleNamespace(out=out, err=err)
+
+    return run
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """Return a copy of the tiny project, as the working directory."""
+    folder = tmp_path / "project"
+    shutil.copytree(TINY, folder)
+    monkeypatch.chdir(folder)
+    return folder
 
 
 class Scalar(nn.Module):

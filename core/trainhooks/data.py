@@ -131,9 +131,6 @@ def batch_size(batch: Batch) -> int:
     A list of mappings with the same keys is taken for a list of samples (Detectron2), a tuple of tuples for one whose samples
     are not stacked (``tuple(zip(*samples))`` as ``collate_fn``), unless a tensor beside them says how many there are.
     """
-    kind = type(batch)
-    if (kind is tuple or kind is list) and batch and type(batch[0]) is torch.Tensor and batch[0].dim():
-        return batch[0].size(0)  # the usual batch, with as few calls as there can be
     first = batch[0] if isinstance(batch, tuple | list) and batch else batch
     if isinstance(first, torch.Tensor):
         return first.shape[0] if first.ndim else 1

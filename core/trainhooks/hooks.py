@@ -33,8 +33,8 @@ class Plan(Protocol):
         """Return what does the work of a stage that may have no result, or ``None`` if nobody does."""
         raise NotImplementedError
 
-    def has(self, hook: str) -> bool:
-        """Return whether a plugin implements ``hook``."""
+    def shows(self, hook: str) -> bool:
+        """Return whether a call of ``hook`` must be made, since a plugin implements it or the run is traced."""
         raise NotImplementedError
 
     def wants(self, hook: str, argument: str) -> bool:
@@ -56,7 +56,9 @@ class Hooks:
         """Compute every call anew; holders of this object see the change at their next call."""
         event, stage = plan.event, plan.stage
         #: Whether a plugin decides when an update is due, and whether one scales the loss; the engine does neither.
-        self.decides_update, self.scales_loss = plan.has("update_due"), plan.has("scale_loss")
+        self.decides_update, self.scales_loss = plan.shows("update_due"), plan.shows("scale_loss")
+        #: Whether a plugin has a part in the backward pass and in the optimizer's step, which are a line or two without.
+        self.shares_backward, self.shares_optimizer_step = plan.shows("backward"), plan.shows("optimizer_step")
         self.make_model = stage(specs.make_model)
         self.make_optimizer = stage(specs.make_optimizer)
         self.make_loader = stage(specs.make_loader)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .data import batch_size, call_model, to_device
+from .data import call_model, to_device
 from .errors import MissingPartError, SkipEpoch, SkipStep, UsageError
 from .markers import hookimpl
 from .metrics import check_output
@@ -63,6 +63,8 @@ def train_epoch(trainer: Trainer, epoch: int) -> bool:
         try:
             batch = hooks.prepare_batch(trainer=trainer, batch=raw)
             begun = True
+            if trainer.step_marks:
+                trainer.step_marks.append(trainer.clock())
             if hooks.before_step is not None:
                 hooks.before_step(trainer=trainer, batch=batch)
             if trainer.stop_reason is not None:
@@ -74,11 +76,13 @@ def train_epoch(trainer: Trainer, epoch: int) -> bool:
             if due and not trainer._optimizer_stepped:  # a train_step that updates in its own way
                 count_update(trainer)
             if trainer._collecting:
-                trainer.bus.add_output(output, batch_size(batch))
+                trainer.bus.add_output(output, batch)
             if hooks.after_step is not None:
                 if hooks.shows_output:
                     output = detached(output)
                 hooks.after_step(trainer=trainer, batch=batch, output=output)
+            if trainer.step_marks is not None:
+                trainer.step_marks.append(trainer.clock())
         except SkipStep as skip:
             if trained:
                 raise UsageError(_TOO_LATE) from skip
@@ -110,7 +114,10 @@ def train_step(trainer: Trainer, batch: Batch, update_due: bool) -> Output:
         loss, output = named_loss(loss)
     if hooks.scales_loss:
         loss = hooks.scale_loss(trainer=trainer, loss=loss, update_due=update_due)
-    hooks.backward(trainer=trainer, loss=loss, update_due=update_due)
+    if hooks.shares_backward:
+        hooks.backward(trainer=trainer, loss=loss, update_due=update_due)
+    else:
+        loss.backward()  # type: ignore[no-untyped-call]
     trainer.gradients_spent = False
     if update_due:
         update_parameters(trainer)
@@ -125,15 +132,24 @@ def update_parameters(trainer: Trainer) -> bool:
         hooks.gradients_ready(trainer=trainer)
     if hooks.clip_gradients is not None:
         hooks.clip_gradients(trainer=trainer)
-    updated = hooks.optimizer_step(trainer=trainer)
+    if hooks.shares_optimizer_step:
+        updated = hooks.optimizer_step(trainer=trainer)
+    else:
+        for optimizer in trainer.optimizers.values():
+            optimizer.step()
+        updated = True
     trainer._optimizer_stepped = True
     if updated:
-        count_update(trainer)
+        if hooks.after_update is not None or trainer.update + 1 >= trainer._update_limit:
+            count_update(trainer)
+        else:
+            trainer.update += 1
+            trainer._updated = True
     return updated
 
 
 def count_update(trainer: Trainer) -> None:
-    """Notify of an update, then count it."""
+    """Notify of an update, then count it, and have the loop look up when it was the last."""
     if trainer.hooks.after_update is not None:
         trainer._in_update = True
         try:

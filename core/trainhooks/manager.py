@@ -45,8 +45,10 @@ class Implementation:
     wrapper: bool
     tryfirst: bool
     trylast: bool
-    #: The function without the report of a declined stage, for calls that nobody can have declined.
+    #: The function without what the plugin's policy and the stage put around it.
     direct: Callable[..., Any] | None = None
+    #: Called with an error of the function, where the policy is not to raise it.
+    failed: Callable[[BaseException], None] | None = None
 
     def call(self, kwargs: dict[str, Any]) -> Any:
         """Call it with those of ``kwargs`` that it names."""
@@ -249,8 +251,9 @@ class PluginManager:
         if implementation.hook in hookspecs.WITH_SIDE_EFFECTS and not implementation.wrapper:
             implementation.function = report_declined(implementation.function, plugin, implementation.hook, self._declined)
         if plugin.on_error == "disable":
+            implementation.failed = lambda error: self.disable(plugin, error)
             guard = guard_wrapper if implementation.wrapper else guard_plain
-            implementation.function = guard(implementation.function, lambda error: self.disable(plugin, error))
+            implementation.function = guard(implementation.function, implementation.failed)
 
     def _install(self, plugins: dict[str, Plugin], *, with_engine: bool = True) -> None:
         """Sort ``plugins`` and register them so that pluggy's last-in-first-out gives their order."""
@@ -326,6 +329,10 @@ class PluginManager:
     def has(self, hook: str) -> bool:
         """Return whether a plugin implements ``hook``."""
         return any(implementation.plugin is not self._engine for implementation in self.implementations(hook))
+
+    def shows(self, hook: str) -> bool:
+        """Return whether a call of ``hook`` must be made, since a plugin implements it or the run is traced."""
+        return self._tracer is not None or self.has(hook)
 
     def wants(self, hook: str, argument: str) -> bool:
         """Return whether an implementation of ``hook`` takes ``argument``."""

@@ -10,13 +10,15 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
+from torch import Tensor
 
+from .data import batch_size
 from .errors import StageResultError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from .types import Metrics, Output
+    from .types import Batch, Metrics, Output
 
 Reduce = Literal["mean", "last", "sum", "min", "max"]
 
@@ -46,7 +48,7 @@ class Record:
 class Series:
     """The values of one name since the last flush."""
 
-    __slots__ = ("_folded", "_folded_weight", "reduce", "tally", "values", "weights")
+    __slots__ = ("_folded", "_folded_weight", "reduce", "values", "weights")
 
     def __init__(self, reduce: Reduce) -> None:
         self.reduce: Reduce = reduce
@@ -54,13 +56,23 @@ class Series:
         self.weights: list[float] = []
         self._folded: Any = None  # for a mean: the weighted sum so far
         self._folded_weight = 0.0
-        #: Count and sum of all numbers that were ever folded, for an owner who set it.
-        self.tally: list[float] | None = None
 
     def add(self, value: Any, weight: float = 1) -> None:
         """Keep one value; a long series is folded, still on its device."""
         self.values.append(value)
         self.weights.append(weight)
+        if len(self.values) >= FOLD:
+            self.fold()
+
+    def add_sum(self, total: Any, weight: float) -> None:
+        """Keep the weighted sum of several values of a mean."""
+        self._folded = total if self._folded is None else _join(self._folded, total, "mean")
+        self._folded_weight += weight
+
+    def extend(self, values: Sequence[float]) -> None:
+        """Keep several numbers."""
+        self.values += values
+        self.weights += [1] * len(values)
         if len(self.values) >= FOLD:
             self.fold()
 
@@ -87,9 +99,6 @@ class Series:
         if not values:
             return
         self.values, self.weights = [], []
-        if self.tally is not None:
-            self.tally[0] += len(values)
-            self.tally[1] += math.fsum(values)
         if self.reduce == "last":
             self._folded = values[-1]
         else:
@@ -100,11 +109,11 @@ class Series:
 
 def _combine(values: list[Any], weights: list[float], reduce: Reduce) -> Any:
     """Reduce the numbers, and the tensors of each device in one operation there, in double precision where it has that."""
-    if not any(isinstance(value, torch.Tensor) for value in values):
+    if not any(isinstance(value, Tensor) for value in values):
         return _numbers(values, weights, reduce)
     by_device: dict[torch.device | None, list[int]] = {}
     for index, value in enumerate(values):
-        by_device.setdefault(value.device if isinstance(value, torch.Tensor) else None, []).append(index)
+        by_device.setdefault(value.device if isinstance(value, Tensor) else None, []).append(index)
     total: Any = None
     for device, indices in by_device.items():
         picked, their_weights = [values[index] for index in indices], [weights[index] for index in indices]
@@ -122,7 +131,7 @@ def _numbers(values: Sequence[float], weights: Sequence[float], reduce: Reduce) 
     return float(min(values) if reduce == "min" else max(values))
 
 
-def _tensors(values: Sequence[torch.Tensor], weights: Sequence[float], reduce: Reduce) -> torch.Tensor:
+def _tensors(values: Sequence[Tensor], weights: Sequence[float], reduce: Reduce) -> Tensor:
     if len({value.dtype for value in values}) > 1:
         values = [value.double() if value.device.type != "mps" else value.float() for value in values]
     stacked = torch.stack([value.reshape(()) for value in values])
@@ -133,7 +142,7 @@ def _tensors(values: Sequence[torch.Tensor], weights: Sequence[float], reduce: R
     return stacked.sum() if reduce == "sum" else stacked.min() if reduce == "min" else stacked.max()
 
 
-def _weighted_sum(values: torch.Tensor, weights: Sequence[float]) -> torch.Tensor:
+def _weighted_sum(values: Tensor, weights: Sequence[float]) -> Tensor:
     """Return the sum of ``values`` (one dimension) times ``weights``, in double precision where the device has that."""
     if values.device.type != "mps":
         values = values.double()
@@ -154,12 +163,12 @@ def _weighted_sum(values: torch.Tensor, weights: Sequence[float]) -> torch.Tenso
 
 def _join(a: Any, b: Any, reduce: Reduce) -> Any:
     """Reduce two reduced values, either of which may be a tensor; NaN stays NaN, whichever side it is on."""
-    if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor) and a.device != b.device:
+    if isinstance(a, Tensor) and isinstance(b, Tensor) and a.device != b.device:
         a, b = (a, b.to(a.device)) if b.device.type == "cpu" else (a.to(b.device), b)
     if reduce in ("mean", "sum"):
         return a + b
     for one, other in ((a, b), (b, a)):
-        if isinstance(one, torch.Tensor):
+        if isinstance(one, Tensor):
             pair = one, torch.as_tensor(other, dtype=one.dtype, device=one.device)
             return torch.minimum(*pair) if reduce == "min" else torch.maximum(*pair)
     return _numbers((float(a), float(b)), (1, 1), reduce)
@@ -184,11 +193,8 @@ class MetricBus:
         self._epoch: dict[str, tuple[Reduce, float, float]] = {}
         self._losses: list[Any] = []
         self._sizes: list[int] = []
-
-    @property
-    def pending(self) -> bool:
-        """Whether anything waits to be flushed."""
-        return bool(self._losses) or not all(series.empty for series in self._series.values())
+        #: Called when a flush begins, for those who keep what they measure in every step until then.
+        self.before_flush: list[Callable[[], None]] = []
 
     def series(self, name: str, reduce: Reduce = "mean") -> Series:
         """Return the series of one name, which stays the same over flushes: for plugins that log in every step."""
@@ -208,17 +214,22 @@ class MetricBus:
         """
         self.series(name, reduce).add(value if type(value) is float else _as_scalar(name, value), weight)
 
-    def add_output(self, output: Output, size: int) -> None:
+    def add_output(self, output: Output, batch: Batch = None) -> None:
         """Keep the scalars that a training step returned, as ``train/...``; the loss is looked at when it is folded."""
         if type(output) is not dict:
             check_output(output)
         loss = output.get("loss")
-        self._losses.append(loss.detach() if type(loss) is torch.Tensor else loss)
+        self._losses.append(loss.detach() if type(loss) is Tensor else loss)
+        kind = type(batch)
+        try:  # the usual batch without another call
+            size = len(batch[0]) if (kind is list or kind is tuple) and type(batch[0]) is Tensor else batch_size(batch)
+        except (IndexError, TypeError):  # it is empty, or a scalar
+            size = batch_size(batch)
         self._sizes.append(size)
         if loss is None or len(output) > 1:
             for name, value in output.items():
                 if name != "loss" and is_scalar(value):
-                    kept = value.detach().clone() if isinstance(value, torch.Tensor) else float(value)
+                    kept = value.detach().clone() if isinstance(value, Tensor) else float(value)
                     self.series("train/" + name).add(kept, size)
         if len(self._losses) >= FOLD:
             self._fold_losses()
@@ -233,17 +244,18 @@ class MetricBus:
         except (TypeError, RuntimeError):  # numbers, or tensors of several kinds: one by one
             stacked = None
         if stacked is not None and stacked.ndim == 1:
-            weight = sum(sizes)
-            self.series("train/loss").add(_weighted_sum(stacked.detach(), sizes) / weight, weight)
+            self.series("train/loss").add_sum(_weighted_sum(stacked, sizes), sum(sizes))
             return
         for loss, size in zip(losses, sizes, strict=True):
-            if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            if isinstance(loss, Tensor) and loss.numel() == 1:
                 self.series("train/loss").add(loss.detach(), size)
             elif isinstance(loss, Real):
                 self.series("train/loss").add(float(loss), size)
 
     def flush(self) -> Metrics:
         """Bring everything over and forget it; the values also count for those of the epoch."""
+        for add_kept in self.before_flush:
+            add_kept()
         self._fold_losses()
         reduced = {name: series.result() for name, series in self._series.items() if not series.empty}
         values = to_host({name: value for name, (value, _) in reduced.items()})
@@ -284,16 +296,16 @@ class MetricBus:
 
 def is_scalar(value: Any) -> bool:
     """Return whether a value of an output is averaged: a number, NumPy's included, or a tensor without dimensions."""
-    return value.ndim == 0 if isinstance(value, torch.Tensor) else isinstance(value, Real)
+    return value.ndim == 0 if isinstance(value, Tensor) else isinstance(value, Real)
 
 
 def to_host(values: Mapping[str, Any]) -> Metrics:
     """Return plain floats: one copy for all tensors of a device and type."""
     groups: dict[Any, list[str]] = {}
     for name, value in values.items():
-        if isinstance(value, torch.Tensor):
+        if isinstance(value, Tensor):
             groups.setdefault((value.device, value.dtype), []).append(name)
-    host = {name: float(value) for name, value in values.items() if not isinstance(value, torch.Tensor)}
+    host = {name: float(value) for name, value in values.items() if not isinstance(value, Tensor)}
     for names in groups.values():
         host.update(zip(names, torch.stack([values[name].reshape(()) for name in names]).tolist(), strict=True))
     return {name: float(host[name]) for name in values}
@@ -301,7 +313,7 @@ def to_host(values: Mapping[str, Any]) -> Metrics:
 
 def _as_scalar(name: str, value: Any) -> Any:
     """Return a number, or a tensor with one element, detached and still on its device."""
-    if isinstance(value, torch.Tensor):
+    if isinstance(value, Tensor):
         if value.numel() != 1:
             message = f"log({name!r}): a tensor of shape {tuple(value.shape)}; log scalars, for example its mean()"
             raise UsageError(message)

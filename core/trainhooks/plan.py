@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .errors import ControlFlow
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
@@ -18,13 +20,25 @@ if TYPE_CHECKING:
 def compile_event(hook: str, arguments: Sequence[str], listeners: Sequence[Implementation]) -> Callable[..., None]:
     """Return a function that calls every listener in order.
 
+    A listener whose errors must not cost the run is guarded in place, since the call of a guard would cost as much as many a
+    listener does.
+
     Args:
         hook: Its name.
         arguments: Of the hook.
         listeners: None of them a wrapper.
     """
-    lines = [f"{_call(number, listener)}" for number, listener in enumerate(listeners)]
-    return _compiled(hook, arguments, lines, listeners, {})
+    lines: list[str] = []
+    names: dict[str, Any] = {"ControlFlow": ControlFlow}
+    for number, listener in enumerate(listeners):
+        names[f"_{number}"] = listener.direct
+        if listener.failed is None:
+            lines.append(_call(number, listener))
+        else:
+            names[f"_{number}_failed"] = listener.failed
+            lines += ["try:", f"    {_call(number, listener)}", "except ControlFlow:", "    raise"]
+            lines += ["except Exception as error:", f"    _{number}_failed(error)"]
+    return _compiled(hook, arguments, lines, names)
 
 
 def compile_stage(
@@ -39,25 +53,20 @@ def compile_stage(
         no_result: Gives the error to raise when all have declined.
     """
     lines = []
+    names: dict[str, Any] = {"no_result": no_result}
     for number, worker in enumerate(workers):
+        names[f"_{number}"] = worker.function
         lines += [f"result = {_call(number, worker)}", "if result is not None:", "    return result"]
-    return _compiled(hook, arguments, [*lines, "raise no_result()"], workers, {"no_result": no_result})
+    return _compiled(hook, arguments, [*lines, "raise no_result()"], names)
 
 
 def _call(number: int, implementation: Implementation) -> str:
     return f"_{number}({', '.join(implementation.arguments)})"
 
 
-def _compiled(
-    hook: str,
-    arguments: Sequence[str],
-    lines: Sequence[str],
-    implementations: Sequence[Implementation],
-    names: dict[str, Any],
-) -> Callable[..., Any]:
+def _compiled(hook: str, arguments: Sequence[str], lines: Sequence[str], namespace: dict[str, Any]) -> Callable[..., Any]:
     """Build the function from its lines; every name in them is an identifier that Python has parsed before."""
     source = f"def {hook}(*, {', '.join(arguments)}):\n" + "".join(f"    {line}\n" for line in lines)
-    namespace = {f"_{number}": one.function for number, one in enumerate(implementations)} | names
     exec(compile(source, f"<plan of {hook}>", "exec"), namespace)  # noqa: S102 - the lines above, nothing else
     function: Callable[..., Any] = namespace.pop(hook)  # whose globals this is: it must not refer to itself
     return function

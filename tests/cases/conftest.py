@@ -43,18 +43,15 @@ def command(tmp_path, monkeypatch, capsys):
     folder.mkdir()
     monkeypatch.chdir(folder)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    logger = logging.getLogger("trainhooks")
-    found = list(logger.handlers), logger.level, logger.propagate
 
     def run(*arguments, conf=TRAINCONF):
         if conf is not None:
             (folder / "trainconf.py").write_text(conf, encoding="utf-8")
-        logger.handlers = []  # the command line installs one that writes to the stderr of its own process
+        logging.getLogger("trainhooks").handlers = []
         with pytest.raises(SystemExit) as left:
             main([str(one) for one in arguments])
         out, err = capsys.readouterr()
         return left.value.code, out, err
 
     run.folder, run.conf = folder, TRAINCONF
-    yield run
-    logger.handlers, logger.level, logger.propagate = found
+    return run

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import logging
 import os
 import re
 import shlex
@@ -11,51 +10,14 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
-
-from trainhooks.cli import main
 
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests/data/projects/tiny"
 SCRIPT = str(Path(sys.executable).with_name("trainhooks"))
 COMMANDS = ("plugins", "hooks", "train", "evaluate", "predict", "trace", "init")
-
-
-@pytest.fixture(scope="session")
-def first_optimizer():
-    """Make one before any test does, since torch then loads its compiler, which sets an environment variable."""
-    torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
-
-
-@pytest.fixture
-def cli(capsys, monkeypatch, first_optimizer):
-    """Return a function that runs the command line in this process; ``expect`` is the exit code."""
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    logger = logging.getLogger("trainhooks")
-    before = list(logger.handlers), logger.level, logger.propagate
-
-    def run(*words, expect=0):
-        capsys.readouterr()
-        with pytest.raises(SystemExit) as left:
-            main([str(word) for word in words])
-        out, err = capsys.readouterr()
-        assert left.value.code == expect, f"{words} exited with {left.value.code}:\n{out}\n{err}"
-        return SimpleNamespace(out=out, err=err)
-
-    yield run
-    logger.handlers[:], logger.level, logger.propagate = before
-
-
-@pytest.fixture
-def project(tmp_path, monkeypatch):
-    """Return a copy of the tiny project, as the working directory."""
-    folder = tmp_path / "project"
-    shutil.copytree(TINY, folder)
-    monkeypatch.chdir(folder)
-    return folder
 
 
 @pytest.fixture
@@ -826,7 +788,7 @@ def test_trace_has_every_hook_in_order_and_writes_nothing(cli, project):
         *(*evaluation, "after_epoch", "after_train", "teardown"),
     ]
     engine = [hook for _, hook, plugin in flat(root) if plugin == "engine"]
-    stages = ["prepare_batch", "train_step", "compute_loss", "backward", "optimizer_step"]
+    stages = ["prepare_batch", "update_due", "train_step", "compute_loss", "scale_loss", "backward", "optimizer_step"]
     assert engine == ["train", "train_epoch", *stages * 3, "evaluate", "prepare_batch", "eval_step", "compute_loss"]
     depth = {hook: level for level, hook, plugin in flat(root) if plugin == "engine"}
     assert depth["optimizer_step"] > depth["train_step"] > depth["train_epoch"] > depth["train"]

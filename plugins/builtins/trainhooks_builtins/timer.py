@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import time
 from typing import TYPE_CHECKING, Any
 
 from trainhooks import hookimpl
-from trainhooks.metrics import FOLD
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
     from pathlib import Path
 
     from trainhooks import Trainer
-    from trainhooks.metrics import Series
     from trainhooks.types import Metrics
 
 
@@ -37,58 +36,34 @@ class Timer:
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._totals: dict[str, list[float]] = {}
-        self._each_step: dict[str, Series] = {}
-        self._step_began: float | None = None
-        self._step_ended: float | None = None
+        self._marks: list[float] = []  # see mark_steps
         self._pauses = 0
 
     @property
     def totals(self) -> dict[str, list[float]]:
         """Calls and seconds of each stage over the whole run, resumed runs included."""
-        for series in self._each_step.values():
-            series.fold()
-        return {stage: total for stage, total in self._totals.items() if total[0]}
+        self._settle()
+        return {stage: list(total) for stage, total in self._totals.items()}
 
     @hookimpl
     def setup(self, trainer: Trainer) -> None:
-        """Look up once what each step needs."""
-        self._data, self._step = trainer.bus.series(_NAMES["data"]), trainer.bus.series(_NAMES["step"])
-        self._each_step = {"data": self._data, "step": self._step}
-        self._tally()
+        """Log what was measured whenever metrics are flushed."""
+        self._series = {stage: trainer.bus.series(_NAMES[stage]) for stage in ("data", "step")}
+        self._marks = trainer.mark_steps(self._clock)
+        trainer.bus.before_flush.append(self._settle)
 
     @hookimpl
     def before_epoch(self) -> None:
         """Begin to wait for the first batch."""
-        self._step_ended = self._clock()
-
-    @hookimpl
-    def before_step(self) -> None:
-        """Note the beginning; what went before it was waiting for data."""
-        now = self._step_began = self._clock()
-        if self._step_ended is not None:
-            series = self._data  # its add() in place: a call costs more than all of this
-            series.values.append(now - self._step_ended)
-            series.weights.append(1)
-            if len(series.values) >= FOLD:
-                series.fold()
-
-    @hookimpl(trylast=True)
-    def after_step(self) -> None:
-        """Log the step, after what others do at its end, which is no waiting for data."""
-        now = self._step_ended = self._clock()
-        if self._step_began is not None:
-            series = self._step
-            series.values.append(now - self._step_began)
-            series.weights.append(1)
-            if len(series.values) >= FOLD:
-                series.fold()
-            self._step_began = None
+        self._wait()
 
     @hookimpl
     def after_skip(self) -> None:
-        """Do not time a step that did not happen."""
-        self._step_began = None
-        self._step_ended = self._clock()
+        """Do not time a step that did not happen, only the waiting for it."""
+        if self._marks and len(self._marks) % 2 == 0:
+            began = self._marks.pop()
+            self._add("data", [began - self._marks[-1]])
+        self._wait()
 
     @hookimpl(wrapper=True)
     def evaluate(self, trainer: Trainer) -> Generator[None, Metrics, Metrics]:
@@ -115,27 +90,41 @@ class Timer:
     def _resume(self, trainer: Trainer, stage: str, began: float) -> None:
         """Add a stage; the outermost of nested ones moves the marks of the step and of the waiting past it."""
         seconds = self._clock() - began
-        total = self._totals.setdefault(stage, [0, 0.0])
-        total[0] += 1
-        total[1] += seconds
+        self._count(stage, [seconds])
         trainer.log(_NAMES[stage], seconds)
         self._pauses -= 1
         if self._pauses == 0:
-            if self._step_began is not None:
-                self._step_began += seconds
-            elif self._step_ended is not None:
-                self._step_ended += seconds
+            self._settle()
+            self._marks[:] = [mark + seconds for mark in self._marks]
 
-    def _tally(self) -> None:
-        for stage, series in self._each_step.items():
-            series.tally = self._totals.setdefault(stage, [0, 0.0])
+    def _wait(self) -> None:
+        """Begin to wait for data now."""
+        self._settle()
+        self._marks[:] = [self._clock()]
+
+    def _settle(self) -> None:
+        """Turn the marks into seconds; those of a running step stay."""
+        marks = self._marks
+        ended = (len(marks) - 1) // 2 * 2  # index of the end of the last whole step
+        if ended > 0:
+            self._add("data", [marks[i + 1] - marks[i] for i in range(0, ended, 2)])
+            self._add("step", [marks[i + 1] - marks[i] for i in range(1, ended, 2)])
+            del marks[:ended]
+
+    def _add(self, stage: str, seconds: list[float]) -> None:
+        self._count(stage, seconds)
+        self._series[stage].extend(seconds)
+
+    def _count(self, stage: str, seconds: list[float]) -> None:
+        total = self._totals.setdefault(stage, [0, 0.0])
+        total[0] += len(seconds)
+        total[1] += math.fsum(seconds)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the totals; a stage that is running is not among them."""
-        return {"totals": {stage: list(total) for stage, total in self.totals.items()}}
+        return {"totals": self.totals}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from saved totals."""
         self._totals = {stage: list(total) for stage, total in state["totals"].items()}
-        self._tally()
-        self._step_began = self._step_ended = None
+        self._marks.clear()
