@@ -219,7 +219,10 @@ class MetricBus:
         if type(output) is not dict:
             check_output(output)
         loss = output.get("loss")
-        self._losses.append(loss.detach() if type(loss) is Tensor else loss)
+        if type(loss) is Tensor:
+            # On the CPU a number, read without a dispatched call: to keep the tensors themselves costs the allocator more.
+            loss = loss.tolist() if loss.is_cpu and loss.ndim == 0 else loss.detach()
+        self._losses.append(loss)
         kind = type(batch)
         try:  # the usual batch without another call
             size = len(batch[0]) if (kind is list or kind is tuple) and type(batch[0]) is Tensor else batch_size(batch)
@@ -229,8 +232,7 @@ class MetricBus:
         if loss is None or len(output) > 1:
             for name, value in output.items():
                 if name != "loss" and is_scalar(value):
-                    kept = value.detach().clone() if isinstance(value, Tensor) else float(value)
-                    self.series("train/" + name).add(kept, size)
+                    self.series("train/" + name).add(_kept(value) if isinstance(value, Tensor) else float(value), size)
         if len(self._losses) >= FOLD:
             self._fold_losses()
 
@@ -311,13 +313,20 @@ def to_host(values: Mapping[str, Any]) -> Metrics:
     return {name: float(host[name]) for name in values}
 
 
+def _kept(value: Tensor) -> Any:
+    """Return a tensor with one element as it is now: of the CPU the number, of a device a copy there."""
+    if value.is_cpu and type(value) is Tensor:
+        return value.reshape(()).tolist()
+    return value.detach().clone()
+
+
 def _as_scalar(name: str, value: Any) -> Any:
     """Return a number, or a tensor with one element, detached and still on its device."""
     if isinstance(value, Tensor):
         if value.numel() != 1:
             message = f"log({name!r}): a tensor of shape {tuple(value.shape)}; log scalars, for example its mean()"
             raise UsageError(message)
-        return value.detach().clone()
+        return _kept(value)
     try:
         return float(value)
     except (TypeError, ValueError):
