@@ -191,6 +191,43 @@ class Driver(RunState):
         return self._epoch_length
 
     @property
+    def total_updates(self) -> int | None:
+        """Updates of the whole run as far as they are known: from ``max_updates``, or those that ``total_steps`` make."""
+        steps, length = self.total_steps, self.epoch_length
+        if steps is None or not self.hooks.plans_updates:
+            return self.max_updates
+        if not self.manager.has("steps_per_update"):
+            updates = steps
+        elif length is None:
+            return self.max_updates
+        else:
+            epochs = steps // length
+            updates = self._updates(epochs, length) + self._windows(epochs, steps - epochs * length)
+        return updates if self.max_updates is None else min(updates, self.max_updates)
+
+    def updates_until(self, epoch: float) -> int | None:
+        """Return the updates that the first ``epoch`` epochs make, or ``None`` where that is not known in advance.
+
+        Args:
+            epoch: May be a fraction; the updates of a part of an epoch are rounded.
+        """
+        length = self.epoch_length
+        if length is None or not self.hooks.plans_updates:
+            return None
+        whole = int(epoch)
+        part = round((epoch - whole) * self._windows(whole, length)) if epoch > whole else 0
+        return self._updates(whole, length) + part
+
+    def _updates(self, epochs: int, length: int) -> int:
+        if not self.manager.has("steps_per_update"):
+            return epochs * length
+        return sum(self._windows(epoch, length) for epoch in range(epochs))
+
+    def _windows(self, epoch: int, steps: int) -> int:
+        """Return in how many windows ``steps`` steps of an epoch are, the last of which may be short."""
+        return -(-steps // self.hooks.steps_per_update(trainer=self.as_trainer, epoch=epoch)) if steps else 0
+
+    @property
     def end_of_epoch(self) -> bool:
         """Whether the running batch is the last of its epoch; for a loader without length, by fetching the next one."""
         if isinstance(self._batches, LookAhead):

@@ -33,6 +33,10 @@ class Plan(Protocol):
         """Return what does the work of a stage that may have no result, or ``None`` if nobody does."""
         raise NotImplementedError
 
+    def has(self, hook: str) -> bool:
+        """Return whether a plugin implements ``hook``."""
+        raise NotImplementedError
+
     def shows(self, hook: str) -> bool:
         """Return whether a call of ``hook`` must be made, since a plugin implements it or the run is traced."""
         raise NotImplementedError
@@ -57,6 +61,8 @@ class Hooks:
         event, stage = plan.event, plan.stage
         #: Whether a plugin decides when an update is due, and whether one scales the loss; the engine does neither.
         self.decides_update, self.scales_loss = plan.shows("update_due"), plan.shows("scale_loss")
+        #: Whether the updates of a run can be counted in advance.
+        self.plans_updates = plan.has("steps_per_update") or not plan.has("update_due")
         #: Whether a plugin has a part in the backward pass and in the optimizer's step, which are a line or two without.
         self.shares_backward, self.shares_optimizer_step = plan.shows("backward"), plan.shows("optimizer_step")
         self.make_model = stage(specs.make_model)
@@ -71,6 +77,7 @@ class Hooks:
         self.prepare_batch = stage(specs.prepare_batch)
         self.before_step = event(specs.before_step)
         self.update_due = stage(specs.update_due)
+        self.steps_per_update = stage(specs.steps_per_update)
         self.train_step = stage(specs.train_step)
         self.compute_loss = stage(specs.compute_loss)
         self.scale_loss = stage(specs.scale_loss)

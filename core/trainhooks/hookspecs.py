@@ -445,6 +445,34 @@ def update_due(trainer: Trainer, batch: Batch) -> bool | None:
 
 
 @hookspec(firstresult=True)
+def steps_per_update(trainer: Trainer, epoch: int) -> int | None:
+    """Say how many steps make one update, so that the length of a run is known in updates.
+
+    Called when a schedule is planned (``trainer.total_updates``, ``trainer.updates_until``), not in each step.
+
+    By default 1. Whoever replaces ``update_due`` by a rule of its own answers here too: windows begin with each epoch and end with
+    it, the last one being shorter where they do not fit. If ``update_due`` is replaced and nobody answers, the number of updates is
+    not known in advance.
+
+    Args:
+        trainer: The run.
+        epoch: Index of the epoch that is asked about, from 0.
+
+    Returns:
+        Steps in a window, at least 1. ``None`` declines.
+
+    Wrappers see the number and may return another.
+
+    In distributed runs every rank must answer the same.
+
+    Example:
+        >>> @hookimpl
+        ... def steps_per_update(epoch):
+        ...     return 4 if epoch < 10 else 8
+    """
+
+
+@hookspec(firstresult=True)
 def train_step(trainer: Trainer, batch: Batch, update_due: bool) -> Output | None:
     """Train on one batch.
 

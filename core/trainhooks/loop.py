@@ -183,6 +183,12 @@ def update_due(trainer: Trainer, batch: Batch) -> bool:
 
 
 @hookimpl(trylast=True)
+def steps_per_update(trainer: Trainer, epoch: int) -> int:
+    """Every step is an update."""
+    return 1
+
+
+@hookimpl(trylast=True)
 def compute_loss(trainer: Trainer, batch: Batch) -> Any:
     """Apply the loss function to the model's output, or let the model compute it."""
     if trainer.loss is None:

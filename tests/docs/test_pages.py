@@ -38,7 +38,7 @@ from trainhooks.cli import main
 from trainhooks.manager import snake_case
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "docs" / "built-ins").glob("*.md"))]
 EVERY_PAGE = [*PAGES, *sorted((ROOT / "docs" / "reference").glob("*.md"))]
 FENCE = re.compile(r"(?:^<!-- (?P<mark>[^\n]*) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 
@@ -249,20 +249,25 @@ def test_every_page_is_reachable_from_the_index():
     assert "docs/index.md" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
-PLUGINS = {snake_case(name): getattr(trainhooks_builtins, name) for name in trainhooks_builtins.__all__}
+PLUGINS = [snake_case(name) for name in trainhooks_builtins.__all__]
 
 
-def test_built_ins_page_has_a_section_for_each_plugin():
-    text = (ROOT / "docs" / "built-ins.md").read_text(encoding="utf-8")
-    assert sorted(re.findall(r"^## `?(\w+)`?$", text, flags=re.MULTILINE)) == sorted(PLUGINS)
+def built_ins_pages():
+    """Return the text of the pages with a section for each built-in plugin."""
+    pages = [ROOT / "docs" / "built-ins.md", *sorted((ROOT / "docs" / "built-ins").glob("*.md"))]
+    return "\n".join(page.read_text(encoding="utf-8") for page in pages)
+
+
+def test_built_ins_pages_have_a_section_for_each_plugin():
+    assert sorted(re.findall(r"^## `(\w+)`$", built_ins_pages(), flags=re.MULTILINE)) == sorted(PLUGINS)
 
 
 @pytest.mark.parametrize("name", PLUGINS)
-def test_built_ins_page_lists_every_option_with_its_default(name):
-    text = (ROOT / "docs" / "built-ins.md").read_text(encoding="utf-8")
-    section = re.search(rf"^## `{name}`\n(.*?)(?=^## |\Z)", text, flags=re.MULTILINE | re.DOTALL)[1]
+def test_built_ins_pages_list_every_option_with_its_default(name):
+    section = re.search(rf"^## `{name}`\n(.*?)(?=^## |\Z)", built_ins_pages(), flags=re.MULTILINE | re.DOTALL)[1]
     rows = dict(re.findall(r"^\| `(\w+)` \| `([^`]*)` \|", section, flags=re.MULTILINE))
-    defaults = {one.name: one.default for one in inspect.signature(PLUGINS[name]).parameters.values()}
+    plugin = next(getattr(trainhooks_builtins, one) for one in trainhooks_builtins.__all__ if snake_case(one) == name)
+    defaults = {one.name: one.default for one in inspect.signature(plugin).parameters.values()}
     assert list(rows) == list(defaults)
     for option, shown in rows.items():
         default = defaults[option]
