@@ -140,7 +140,13 @@ class Driver(RunState):
         Returns:
             A list to which the loop appends: end of a step, begin of the next, its end, ... Whoever asked takes out what it has
             used, at each flush for example; a step is running where the length is even.
+
+        Raises:
+            UsageError: Somebody else marks them.
         """
+        if self.step_marks is not None:
+            message = "the steps of this run are timed already: a run has one timer, take the other one out"
+            raise UsageError(message)
         self.clock, self.step_marks = clock, []
         return self.step_marks
 

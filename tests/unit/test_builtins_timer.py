@@ -2,7 +2,7 @@
 
 import pytest
 
-from trainhooks import SkipStep, hookimpl
+from trainhooks import SkipStep, UsageError, hookimpl
 from trainhooks_builtins import Checkpoint, Evaluation, Timer
 
 
@@ -137,3 +137,19 @@ def test_between_epochs_and_runs_nothing_is_waited_for(make_trainer):
     clock.now += 1000
     trainer.train(max_epochs=3)
     assert timer.totals == {"data": [6, 0.0], "step": [6, 0.0]}
+
+
+def test_a_second_training_goes_on(make_trainer):
+    clock = Clock()
+    timer = Timer(clock)
+    trainer = make_trainer([timer, Slow(clock, gradients_ready=2.0)], max_steps=2)
+    trainer.train()
+    trainer.train(max_steps=5)
+    assert timer.totals["step"] == [5, 10.0]
+    assert trainer.step_marks is None
+    assert not trainer.bus.before_flush
+
+
+def test_a_run_has_one_timer(make_trainer):
+    with pytest.raises(UsageError, match="the steps of this run are timed already"):
+        make_trainer([Timer(), Timer()]).train()

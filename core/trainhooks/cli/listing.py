@@ -43,6 +43,7 @@ def plugins(names: tuple[str, ...], check: bool, options_of: str | None, json_wa
         installed = {one.name for one in found}
         own = {choice.name for choice in config.choices if choice.name.partition("@")[0] not in installed}
     records = select(found, config, frozenset(name for name in own if not is_reference(name)))
+    records = sorted(records, key=lambda record: record.state == "available")  # what takes part first
     if options_of is not None:
         _show_options(options_of, records, json_wanted=json_wanted)
         return

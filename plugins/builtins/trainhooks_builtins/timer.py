@@ -53,6 +53,12 @@ class Timer:
         trainer.bus.before_flush.append(self._settle)
 
     @hookimpl
+    def teardown(self, trainer: Trainer) -> None:
+        """Measure no more."""
+        trainer.step_marks = None
+        trainer.bus.before_flush.remove(self._settle)
+
+    @hookimpl
     def before_epoch(self) -> None:
         """Begin to wait for the first batch."""
         self._wait()
