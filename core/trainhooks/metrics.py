@@ -69,10 +69,10 @@ class Series:
         self._folded = total if self._folded is None else _join(self._folded, total, "mean")
         self._folded_weight += weight
 
-    def extend(self, values: Sequence[float]) -> None:
+    def extend(self, values: Sequence[float], weights: Sequence[float] | None = None) -> None:
         """Keep several numbers."""
         self.values += values
-        self.weights += [1] * len(values)
+        self.weights += weights if weights is not None else [1] * len(values)
         if len(self.values) >= FOLD:
             self.fold()
 
@@ -240,6 +240,9 @@ class MetricBus:
         losses, sizes = self._losses, self._sizes
         self._losses, self._sizes = [], []
         if not losses:
+            return
+        if set(map(type, losses)) == {float}:
+            self.series("train/loss").extend(losses, sizes)
             return
         try:
             stacked = torch.stack(losses)
