@@ -11,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import importlib_metadata
 import pytest
 import torch
 
@@ -116,6 +117,32 @@ def test_lists_import_neither_torch_nor_plugins(words):
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
     assert done.stderr == "heavy:\n"
     assert done.stdout
+
+
+@pytest.mark.parametrize("named", [(), ("ema", "clip")])
+def test_a_run_imports_the_built_ins_that_take_part_and_no_other(project, named):
+    code = (
+        "import sys\n"
+        "from trainhooks.cli import main\n"
+        "try:\n    main(sys.argv[1:])\n"
+        "except SystemExit as left:\n    assert not left.code, left.code\n"
+        "own = [name.partition('.')[2] for name in sys.modules if name.startswith('trainhooks_builtins.')]\n"
+        "print('imported:', *sorted(name for name in own if name[0] != '_'))\n"
+    )
+    words = ["train", "--set", "work_dir=out", *(f"-p{name}" for name in named)]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
+    active = sorted({"checkpoint", "evaluation", "metrics_log", "progress", "timer", *named})
+    assert done.stdout.splitlines()[-1] == f"imported: {' '.join(active)}"
+
+
+def test_the_list_has_every_built_in(cli, empty):
+    rows = json.loads(cli("plugins", "--json").out)
+    states = {row["name"]: row["state"] for row in rows if row["distribution"] == "trainhooks"}
+    optional = importlib_metadata.distribution("trainhooks").entry_points.select(group="trainhooks.optional")
+    assert {name for name, state in states.items() if state == "available"} == {point.name for point in optional}
+    active = [name for name, state in states.items() if state == "active"]
+    assert active == ["checkpoint", "evaluation", "metrics_log", "progress", "timer"]
+    assert [row["name"] for row in rows][: len(active)] == active  # what takes part comes first
 
 
 def test_lists_do_not_run_the_project(cli, project):

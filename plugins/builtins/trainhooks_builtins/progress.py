@@ -55,7 +55,7 @@ class Progress:
 
     Args:
         style: ``bar``, ``lines``, ``off``, or what fits (``auto``).
-        metrics: Which metrics to show; the most telling ones by default.
+        metrics: Which metrics to show; by default those of training and of evaluations, and plain names such as ``lr``.
         clock: Returns seconds; only differences are used.
     """
 
@@ -133,7 +133,7 @@ class Progress:
         assert self._rate is not None  # noqa: S101 - set in before_train
         now = self._clock()
         rate, left = self._rate.per_second(step, now), self._rate.seconds_left(step, trainer.total_steps, now)
-        facts = "  ".join(filter(None, (self._metrics(trainer.metrics), f"{_short(rate)} steps/s" if rate else "")))
+        facts = "  ".join(filter(None, (self._metrics(trainer), f"{_short(rate)} steps/s" if rate else "")))
         if self._bar is not None:
             self._bar.update(self._task, completed=step, facts=f"{_duration(left)} left  {facts}", total=trainer.total_steps)
             self._next_step = step + max(int((rate or 0) * _REFRESH_S), 1)
@@ -159,8 +159,9 @@ class Progress:
         total = trainer.total_steps
         return f"step {step}/{total}" if total is not None else f"step {step}"
 
-    def _metrics(self, metrics: Metrics) -> str:
-        names = self.metrics or [name for name in metrics if not name.startswith(("time/", "best/"))]
+    def _metrics(self, trainer: Trainer) -> str:
+        metrics, shown = trainer.metrics, ("", "train", *trainer.loaders)
+        names = self.metrics or [name for name in metrics if name.rpartition("/")[0] in shown]
         return "  ".join(f"{name} {_short(metrics[name])}" for name in names if name in metrics)
 
     def _print(self, line: str) -> None:
