@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 Mode = Literal["auto", "min", "max"]
 
+#: Parts of names whose metrics are better when they are lower, though they have one of the others in them.
+_LOWER = ("loss", "err", "mape", "brier")
 #: Parts of names whose metrics are better when they are higher; everything else is taken to be an error or a loss.
 _HIGHER = ("acc", "auc", "f1", "precision", "recall", "map", "iou", "dice", "bleu", "rouge", "psnr", "ssim", "score", "r2")
 
@@ -16,7 +18,7 @@ def direction(metric: str, mode: Mode = "auto") -> Literal["min", "max"]:
     if mode != "auto":
         return mode
     name = metric.rpartition("/")[2].lower()
-    return "max" if any(part in name for part in _HIGHER) and "loss" not in name else "min"
+    return "max" if any(part in name for part in _HIGHER) and not any(part in name for part in _LOWER) else "min"
 
 
 class Best:

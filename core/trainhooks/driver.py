@@ -23,6 +23,7 @@ from .settings import Settings, pick_device, plain, seed_everything
 from .state import NEVER, Outcome, RunState, Status
 from .stateful import RandomState, StatefulRegistry
 from .workdir import RunFolder
+from .workers import watched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -73,6 +74,8 @@ class Driver(RunState):
         self._output: Output = {}
         self._collecting = False  # whether anybody wants what train_step returns as train/...
         self._evaluated: Metrics = {}
+        #: What measures each split as a whole, by name, as far as it is known.
+        self.measures: dict[str, dict[str, Any]] = {}
         self._epoch_start: StateDict | None = None
         self._restored: StateDict = {}
         self._flush_at = NEVER
@@ -227,7 +230,9 @@ class Driver(RunState):
     def _updates(self, epochs: int, length: int) -> int:
         if not self.manager.has("steps_per_update"):
             return epochs * length
-        return sum(self._windows(epoch, length) for epoch in range(epochs))
+        return sum(
+            [self._windows(epoch, length) for epoch in range(epochs)]
+        )  # no generator, which turns a StopIteration into another error
 
     def _windows(self, epoch: int, steps: int) -> int:
         """Return in how many windows ``steps`` steps of an epoch are, the last of which may be short."""
@@ -257,7 +262,7 @@ class Driver(RunState):
             generator.set_state(state)
         if not skip or self._epoch_start is None:
             self._epoch_start = {"rng": self.rng.state_dict(), "generators": [one.get_state() for one in generators]}
-        batches = self._batches = read_epoch(loader, self._left(loader), skip)
+        batches = self._batches = read_epoch(watched(loader), self._left(loader), skip)
         if skip and now is not None:
             self.rng.load_state_dict(now)
         self._step_at_open, self._index_at_open = self.step, self.batch_index
@@ -389,8 +394,11 @@ class Driver(RunState):
         if split not in self.loaders:
             if split == "train" and self._makes_its_own_step() and not self.manager.has("make_loader"):
                 self.loaders[split] = repeat(())  # a training that knows no loader
-            else:
+            elif split == "train":
                 self.loaders[split] = self.hooks.make_loader(trainer=self.as_trainer, split=split)
+            else:
+                with self.rng.preserved():  # whether and when it is made must not change the training
+                    self.loaders[split] = self.hooks.make_loader(trainer=self.as_trainer, split=split)
         return self.loaders[split]
 
     def find_loader(self, split: str) -> Iterable[Batch] | None:

@@ -12,7 +12,7 @@
           for each batch of the loader:
             prepare_batch
             before_step
-            update_due
+            update_due                           and steps_per_update, when a schedule is planned
             train_step
               compute_loss
               scale_loss
@@ -587,7 +587,7 @@ def backward(trainer: Trainer, loss: Tensor, update_due: bool) -> bool | None:
     Returns:
         ``True`` when it has been done. ``None`` declines.
 
-    Wrappers surround the backward pass; AMP unscales the gradients at its end when an update is due.
+    Wrappers surround the backward pass.
 
     In distributed runs every rank calls it; gradients are reduced inside when an update is due.
 
@@ -610,7 +610,8 @@ def gradients_ready(trainer: Trainer) -> None:
     Args:
         trainer: The run. Gradients are in ``parameter.grad`` and may be changed in place.
 
-    Wrappers surround the notification only.
+    Wrappers surround the notification only: before its yield one with ``tryfirst`` completes the gradients, as AMP does, which
+    unscales them, and accumulation, which divides them.
 
     In distributed runs every rank calls it, with the same gradients.
 
@@ -881,8 +882,10 @@ def evaluate(trainer: Trainer, split: str) -> Metrics | None:
 
     1. Set the model to evaluation mode and turn gradients off.
     2. ``before_eval``; for each batch ``prepare_batch``, ``eval_step``, ``after_eval_step``.
-    3. Average every scalar that ``eval_step`` returned, weighted by batch size; ``after_eval``.
-    4. Leave the mode of each module and the random number generators as they were found.
+    3. Average every scalar that ``eval_step`` returned, weighted by batch size; compute every object with ``compute`` and
+       ``reset`` that was among what it returned; ``after_eval``.
+    4. Reset those objects, whatever happened; leave the mode of each module and the random number generators as they were
+       found.
 
     Args:
         trainer: The run.
@@ -932,7 +935,8 @@ def eval_step(trainer: Trainer, batch: Batch, split: str) -> Output | None:
 
     Called inside ``evaluate`` for each batch, without gradients.
 
-    By default ``{"loss": ...}`` of ``compute_loss``.
+    By default ``{"loss": ...}`` of ``compute_loss`` and, if that calls the loss function of ``Trainer`` once, what it was
+    called with as ``"outputs"`` and ``"target"``, for ``after_eval_step`` and metrics: the model is not called again.
 
     Args:
         trainer: The run.
@@ -941,7 +945,10 @@ def eval_step(trainer: Trainer, batch: Batch, split: str) -> Output | None:
 
     Returns:
         Named values. Those that are scalars are means over the batch and are averaged, weighted by ``"weight"`` if it is
-        among them (a number of samples or tokens), else by the batch size. ``None`` declines.
+        among them (a number of samples or tokens), else by the batch size. An object with ``compute()`` and ``reset()``
+        (torchmetrics, torcheval, your own) measures the whole split: update it here and return it with each batch; the
+        engine computes it once at the end and resets it. A mapping that ``compute()`` gives is named ``name_key``.
+        Anything else is for ``after_eval_step``. ``None`` declines.
 
     Wrappers see the output and may add to it.
 

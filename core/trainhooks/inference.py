@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .data import batch_size, call_model, no_batches, to_device
+from .data import batch_size, call_model, generators_of, no_batches, to_device
 from .errors import DataError, SkipStep, UsageError
 from .loop import named_loss
 from .markers import hookimpl
 from .metrics import Series, is_scalar, to_host
+from .workers import watched
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -21,22 +22,22 @@ if TYPE_CHECKING:
 
 @hookimpl(trylast=True)
 def evaluate(trainer: Trainer, split: str) -> Metrics:
-    """Average what ``eval_step`` returns over a split, weighted by batch size."""
+    """Average the scalars that ``eval_step`` returns, weighted by batch size; what has ``compute`` is computed once, at the end."""
     hooks = trainer.hooks
     loader = trainer.loader(split)
     means: dict[str, Series] = {}
-    with inference_mode(trainer, split):
+    with inference_mode(trainer, split), measuring(trainer, split) as measures:
         if hooks.before_eval is not None:
             hooks.before_eval(trainer=trainer, split=split)
         batches = dropped = 0
-        for raw in loader:
+        for raw in watched(loader):
             try:
                 batch = hooks.prepare_batch(trainer=trainer, batch=raw)
             except SkipStep:  # a filter of batches; what it keeps is what is measured
                 dropped += 1
                 continue
             output = hooks.eval_step(trainer=trainer, batch=batch, split=split)
-            add_weighted(means, output, batch)
+            add_output(means, measures, output, batch)
             if hooks.after_eval_step is not None:
                 hooks.after_eval_step(trainer=trainer, batch=batch, output=output, split=split)
             batches += 1
@@ -45,7 +46,10 @@ def evaluate(trainer: Trainer, split: str) -> Metrics:
                 message = f"evaluation of {split!r}: prepare_batch dropped all of its {dropped} batches"
                 raise DataError(message)
             raise no_batches(loader, f"evaluation of {split!r}")
-        metrics = to_host({f"{split}/{name}": series.result()[0] for name, series in means.items()})
+        values = {name: series.result()[0] for name, series in means.items()}
+        for name, measure in measures.items():
+            values = merged(values, computed(trainer, name, measure))
+        metrics = to_host({f"{split}/{name}": value for name, value in values.items()})
         if hooks.after_eval is not None:
             hooks.after_eval(trainer=trainer, split=split, metrics=metrics)
     return metrics
@@ -53,8 +57,16 @@ def evaluate(trainer: Trainer, split: str) -> Metrics:
 
 @hookimpl(trylast=True)
 def eval_step(trainer: Trainer, batch: Batch, split: str) -> Output:
-    """Compute the loss as in training."""
-    return named_loss(trainer.hooks.compute_loss(trainer=trainer, batch=batch))[1]
+    """Compute the loss as in training; with ``loss=`` add the outputs and the target that it was called with."""
+    loss = trainer.loss
+    if loss is None:
+        return named_loss(trainer.hooks.compute_loss(trainer=trainer, batch=batch))[1]
+    trainer.loss = watched = WatchedLoss(loss)
+    try:
+        output = named_loss(trainer.hooks.compute_loss(trainer=trainer, batch=batch))[1]
+    finally:
+        trainer.loss = loss
+    return {**watched.arguments(), **output}
 
 
 @hookimpl(trylast=True)
@@ -67,7 +79,7 @@ def predict(trainer: Trainer, split: str) -> list[Any]:
     with inference_mode(trainer, split):
         if hooks.before_predict is not None:
             hooks.before_predict(trainer=trainer, split=split)
-        for raw in loader:
+        for raw in watched(loader):
             try:
                 batch = hooks.prepare_batch(trainer=trainer, batch=raw)
             except SkipStep:
@@ -93,6 +105,7 @@ def predict_step(trainer: Trainer, batch: Batch, split: str) -> Any:
 def inference_mode(trainer: Trainer, split: str) -> Iterator[None]:
     """Turn gradients off and modules to evaluation; leave modes, generators and ``trainer.split`` as they were found."""
     modes = [(module, module.training) for module in trainer.model.modules()] if trainer.model is not None else []
+    generators = [(one, one.get_state()) for one in generators_of(trainer.loaders.get(split))]  # may be shared with training
     outer, trainer.split = trainer.split, split
     try:
         if trainer.model is not None:
@@ -101,15 +114,71 @@ def inference_mode(trainer: Trainer, split: str) -> Iterator[None]:
             yield
     finally:
         trainer.split = outer
+        for generator, state in generators:
+            generator.set_state(state)
         for module, training in modes:
             module.training = training
 
 
-def add_weighted(means: dict[str, Series], output: Output, batch: Batch) -> None:
-    """Add the scalars of one batch's output to the means.
+class WatchedLoss:
+    """A loss function that remembers what it was called with, so that metrics need no second forward pass.
+
+    ``compute_loss`` calls it like the function itself, also where it is replaced or wrapped.
+
+    Args:
+        loss: The function.
+    """
+
+    def __init__(self, loss: Callable[..., Any]) -> None:
+        self._loss = loss
+        self._calls: list[tuple[Any, ...]] = []
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Return the loss."""
+        self._calls.append(arguments)
+        return self._loss(*arguments, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        """Be like the function in everything else."""
+        return getattr(self._loss, name)
+
+    def arguments(self) -> dict[str, Any]:
+        """Return ``outputs`` and ``target``; nothing if there were several calls. Scalars, which would be averaged, are left out."""
+        if len(self._calls) != 1:
+            return {}
+        return {name: value for name, value in zip(("outputs", "target"), self._calls[0], strict=False) if not is_scalar(value)}
+
+
+@contextmanager
+def measuring(trainer: Trainer, split: str) -> Iterator[dict[str, Any]]:
+    """Collect the objects that measure a split, and reset them: those of its last evaluation before it, all of them after it.
+
+    An object is known from the first output that it is in, when it has seen a batch. So it is the reset at the end, after a
+    failure as well, that makes each evaluation begin with nothing; the one before is for what was updated in between.
+    """
+    for measure in trainer.measures.get(split, {}).values():
+        measure.reset()
+    measures: dict[str, Any] = {}
+    try:
+        yield measures
+    finally:
+        if measures:
+            trainer.measures[split] = measures
+        for measure in measures.values():
+            measure.reset()
+
+
+def is_measure(value: Any) -> bool:
+    """Return whether a value of an output measures the whole evaluation: an object with ``compute`` and ``reset``."""
+    has_both = callable(getattr(value, "compute", None)) and callable(getattr(value, "reset", None))
+    return has_both and not isinstance(value, type)
+
+
+def add_output(means: dict[str, Series], measures: dict[str, Any], output: Output, batch: Batch) -> None:
+    """Add the scalars of one batch's output to the means, and the objects in it to the measures.
 
     Raises:
-        UsageError: The output is no mapping.
+        UsageError: The output is no mapping, or has another object of the same name than before.
     """
     if not isinstance(output, Mapping):
         message = f"eval_step must return a mapping of named values, not {type(output).__name__}"
@@ -118,6 +187,64 @@ def add_weighted(means: dict[str, Series], output: Output, batch: Batch) -> None
     if weight is None:
         weight = batch_size(batch)
     for name, value in output.items():
-        if name != "weight" and is_scalar(value):
-            number = value.detach() if isinstance(value, torch.Tensor) else float(value)
-            means.setdefault(name, Series("mean")).add(number, float(weight))
+        if is_scalar(value):
+            if name != "weight":
+                number = value.detach().clone() if isinstance(value, torch.Tensor) else float(value)
+                means.setdefault(name, Series("mean")).add(number, float(weight))
+        elif not isinstance(value, torch.Tensor) and is_measure(value) and measures.setdefault(name, value) is not value:
+            message = (
+                f"eval_step returned another {type(value).__name__} as {name!r} than before; make it once, update it with each "
+                "batch and return it each time"
+            )
+            raise UsageError(message)
+
+
+def computed(trainer: Trainer, name: str, measure: Any) -> dict[str, Any]:
+    """Return what an object has measured, by name; a mapping gives several values, of which those that are numbers count.
+
+    Raises:
+        UsageError: It is no number.
+    """
+    result = measure.compute()
+    values = dict(_leaves(name, result))
+    numbers = {key: value for key, value in values.items() if is_scalar(value) or _has_one_element(value)}
+    left_out = [f"{key} ({_described(value)})" for key, value in values.items() if key not in numbers]
+    if not numbers:
+        message = (
+            f"eval_step: compute() of {type(measure).__name__} {name!r} gave {_described(result)}; a metric is one number, or a "
+            "mapping of named numbers"
+        )
+        raise UsageError(message)
+    if left_out:
+        trainer._warn_once(f"metrics that are no number are left out: {', '.join(left_out)}")
+    return numbers
+
+
+def merged(values: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    """Return both.
+
+    Raises:
+        UsageError: They have a name in common.
+    """
+    if common := values.keys() & more.keys():
+        message = f"eval_step gives two metrics the name {min(common)!r}; rename one of them"
+        raise UsageError(message)
+    return {**values, **more}
+
+
+def _leaves(name: str, result: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(result, Mapping):
+        for key, value in result.items():
+            yield from _leaves(f"{name}_{key}", value)
+    else:
+        yield name, result
+
+
+def _has_one_element(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.numel() == 1
+
+
+def _described(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return "an empty mapping" if isinstance(value, Mapping) and not value else type(value).__name__

@@ -205,7 +205,8 @@ def compute_loss(trainer: Trainer, batch: Batch) -> Any:
 def named_loss(result: Any) -> tuple[Tensor, Output]:
     """Return the scalar to minimise and what ``train_step`` returns.
 
-    Accepts a scalar tensor, a mapping with ``"loss"`` or of losses to be summed, or an object with ``.loss``.
+    Accepts a scalar tensor, a mapping with ``"loss"`` or of losses to be summed (a ``"weight"`` among them is none), or an object
+    with ``.loss``.
 
     Raises:
         UsageError: Anything else.
@@ -214,7 +215,10 @@ def named_loss(result: Any) -> tuple[Tensor, Output]:
     if isinstance(result, Tensor):
         loss, others = result, None
     elif isinstance(result, Mapping):
-        loss, others = result["loss"] if "loss" in result else sum(result.values()), result
+        loss, others = (
+            result["loss"] if "loss" in result else sum([result[name] for name in result if name != "weight"]),
+            result,
+        )
     else:
         loss, others = getattr(result, "loss", None), None
     if not isinstance(loss, Tensor) or loss.numel() != 1:

@@ -81,6 +81,49 @@ class TestEV01:
         make_trainer(plugins, values=(1.0,) * 4, val=(1.0,), max_epochs=2).train()
         assert evals(listener) == [4, 8]
 
+    @pytest.mark.parametrize("period", [{"every_steps": 4}, {"every_updates": 4}, {"every_epochs": 1}])
+    def test_ev_01_several_splits_and_instances_each_once(self, make_trainer, period):
+        seen = []
+
+        class Watches:
+            @hookimpl
+            def after_eval(self, trainer, split):
+                seen.append((split, trainer.step))
+
+        plugins = [Evaluation(**period, splits=("val", "test")), Evaluation(**period, splits=("test",)), Watches()]
+        trainer = make_trainer(plugins, values=(1.0,) * 4, val=(1.0,), max_steps=10)
+        trainer.loaders["test"] = trainer.loaders["val"]
+        trainer.train()
+        assert seen == [(split, step) for step in (4, 8, 10) for split in ("val", "test")]
+
+    def test_ev_01_stopped_by_an_evaluation(self, make_trainer, recorder):
+        """What stops the run is an evaluation itself, as early stopping does: it is the last."""
+
+        class Stops:
+            @hookimpl
+            def after_eval(self, trainer):
+                trainer.stop("good enough")
+
+        listener = recorder("after_eval")
+        make_trainer([Evaluation(every_steps=4), listener, Stops()], val=(1.0,), max_steps=10).train()
+        assert evals(listener) == [4]
+
+    def test_ev_01_a_second_training_goes_on(self, make_trainer, recorder):
+        listener = recorder("after_eval")
+        trainer = make_trainer([Evaluation(every_steps=4), listener], val=(1.0,), max_steps=6)
+        trainer.train()
+        trainer.train(max_steps=6)  # nothing left to do
+        trainer.train(max_steps=10)
+        assert evals(listener) == [4, 6, 8, 10]
+
+    def test_ev_01_resumed_in_between(self, make_trainer, recorder, tmp_path):
+        """The evaluation at the end of the first run, at 6, belongs to that run; the resumed one goes on as planned."""
+        listener = recorder("after_eval")
+        for limit in (6, 10):
+            plugins = [Evaluation(every_steps=4), Checkpoint(), listener]
+            make_trainer(plugins, val=(1.0,), max_steps=limit, work_dir=tmp_path / "run").train(resume="auto")
+        assert evals(listener) == [4, 6, 8, 10]
+
 
 def dropout_run(plugins):
     torch.manual_seed(3)
@@ -137,6 +180,48 @@ class TestEV02:
         assert looks.inside == [(False, False, "val")] * 2
         assert looks.training == [(True, True, "train")] * 2
 
+    def test_ev_02_a_frozen_part_stays_in_evaluation_mode(self):
+        """The mode of each module is left as it was found, not that of the whole model."""
+        model = nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1))
+        seen = []
+
+        class Freezes:
+            @hookimpl
+            def before_train(self, trainer):
+                trainer.model[1].eval()
+
+            @hookimpl
+            def before_step(self, trainer):
+                seen.append([module.training for module in trainer.model])
+
+        data = [(torch.ones(2, 1), torch.ones(2, 1))] * 3
+        Trainer(
+            model,
+            loss=nn.functional.mse_loss,
+            optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+            loaders={"train": data, "val": data},
+            plugins=[Evaluation(every_steps=1), Freezes()],
+            max_steps=3,
+            autoload=False,
+        ).train()
+        assert seen == [[True, False]] * 3
+
+    @pytest.mark.parametrize("hook", ["before_eval", "eval_step", "after_eval_step", "after_eval"])
+    def test_ev_02_an_evaluation_that_fails_leaves_training_mode(self, make_trainer, hook):
+        class Fails:
+            pass
+
+        def fail():
+            raise OSError("no data")
+
+        setattr(Fails, hook, staticmethod(hookimpl(specname=hook)(fail)))
+        trainer = make_trainer([Fails()], val=(1.0,))
+        with pytest.raises(OSError, match="no data"):
+            trainer.evaluate("val")
+        assert trainer.model.training
+        assert torch.is_grad_enabled()
+        assert trainer.split == "train"
+
 
 class FailsFirst:
     """The evaluation at it 5 fails, the first time only."""
@@ -174,6 +259,65 @@ class TestEV04:
         assert evals(listener) == [5, 10]
         # The loss of the batch (1.0) at weight -5, attached to the checkpoint of it 5.
         assert json.loads((saved / "manifest.json").read_text())["metrics"]["val/loss"] == -5.0
+
+    @pytest.mark.parametrize("hook", ["before_eval", "after_eval_step", "after_eval"])
+    @pytest.mark.parametrize("period", ["every_steps", "every_epochs"])
+    def test_ev_04_wherever_it_fails(self, make_trainer, recorder, tmp_path, hook, period):
+        """Epochs of 5 steps; what fails is a listener, the first time only."""
+
+        class Fails:
+            armed = True
+
+        def fail(trainer):
+            if Fails.armed and trainer.step == 5:
+                Fails.armed = False
+                raise OSError("no space left")
+
+        setattr(Fails, hook, staticmethod(hookimpl(specname=hook)(fail)))
+        listener = recorder("evaluate", "before_step")
+        options = {period: 5 if period == "every_steps" else 1}
+
+        def trainer():
+            plugins = [Evaluation(**options), Checkpoint(**options), Fails(), listener]
+            return make_trainer(plugins, values=(1.0,) * 5, val=(1.0,), max_steps=10, work_dir=tmp_path / "run")
+
+        with pytest.raises(OSError, match="no space left"):
+            trainer().train()
+        saved = torch.load(tmp_path / "run" / "checkpoints" / "step-00000005" / "state.pt", weights_only=True)
+        assert saved["model"]["w"].item() == -5.0
+        listener.calls.clear()
+        assert trainer().train(resume="auto").step == 10
+        assert [call for call in listener.calls if call[0] == "evaluate" or call[1] == 5] == [
+            ("evaluate", 5),
+            ("before_step", 5),
+            ("evaluate", 10),
+        ]
+
+    def test_ev_04_the_last_one_fails(self, make_trainer, recorder, tmp_path):
+        """At the end of training, where no period is due: the weights are saved, and a resume makes up for it."""
+
+        class Fails:
+            armed = True
+
+            @hookimpl
+            def eval_step(self, trainer):
+                if Fails.armed and trainer.step == 10:
+                    Fails.armed = False
+                    raise OSError("no data")
+
+        listener = recorder("after_eval", "before_step")
+
+        def trainer():
+            plugins = [Evaluation(every_steps=4), Checkpoint(every_steps=4), Fails(), listener]
+            return make_trainer(plugins, val=(1.0,), max_steps=10, work_dir=tmp_path / "run")
+
+        with pytest.raises(OSError, match="no data"):
+            trainer().train()
+        saved = torch.load(tmp_path / "run" / "checkpoints" / "step-00000010" / "state.pt", weights_only=True)
+        assert saved["model"]["w"].item() == -10.0
+        listener.calls.clear()
+        trainer().train(resume="auto")
+        assert listener.calls == [("after_eval", 10)]
 
     def test_ev_04_without_a_checkpoint_plugin_the_error_is_the_same(self, make_trainer):
         with pytest.raises(OSError, match="data is gone"):

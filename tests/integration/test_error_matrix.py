@@ -120,6 +120,8 @@ class Asks:
     def before_step(self, trainer):
         if trainer.step > 0:
             return
+        if self.hook == "steps_per_update":
+            trainer.total_updates  # noqa: B018 - it asks
         if self.hook in EVALUATING:
             trainer.request_eval("val")
         if self.hook in SAVING:

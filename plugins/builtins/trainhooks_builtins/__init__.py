@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .momentum import Momentum as Momentum
     from .nan_guard import NanGuard as NanGuard
     from .plateau import Plateau as Plateau
+    from .precise_bn import PreciseBN as PreciseBN
     from .predictions import Predictions as Predictions
     from .profiler import Profiler as Profiler
     from .progress import Progress as Progress
@@ -71,6 +72,7 @@ __all__ = [
     "Momentum",
     "NanGuard",
     "Plateau",
+    "PreciseBN",
     "Predictions",
     "Profiler",
     "Progress",
@@ -112,6 +114,7 @@ _MODULES = {
     "Momentum": "momentum",
     "NanGuard": "nan_guard",
     "Plateau": "plateau",
+    "PreciseBN": "precise_bn",
     "Predictions": "predictions",
     "Profiler": "profiler",
     "Progress": "progress",

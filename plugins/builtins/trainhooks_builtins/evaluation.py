@@ -1,18 +1,23 @@
-"""``evaluation``: when to evaluate, and what was best."""
+"""``evaluation``: when to evaluate, what is measured, and what was best."""
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from trainhooks import DataError, hookimpl
+from trainhooks import DataError, OptionError, UsageError, hookimpl
 from trainhooks.best import Best, Mode
 from trainhooks.data import length_of, no_batches
 from trainhooks.intervals import Interval
 
+from ._metrics import checked_metrics, predictions_and_target
+
 if TYPE_CHECKING:
+    from collections.abc import Generator
+
     from trainhooks import Trainer
-    from trainhooks.types import Metrics
+    from trainhooks.types import Batch, Metrics, Output
 
 log = logging.getLogger("trainhooks")
 
@@ -20,8 +25,9 @@ log = logging.getLogger("trainhooks")
 class Evaluation:
     """Evaluates during training and once at its end, and keeps the best value of one metric.
 
-    The last evaluation takes place exactly once: not again for a step
-    that has been evaluated, and not after a failed run. The direction of the metric is inferred from its name.
+    The last evaluation takes place exactly once: not again for a step that has been evaluated, and not after a failed run.
+    The direction of the metric is inferred from its name. With a start, the first evaluation is due there and the others
+    every n-th after it.
 
     Args:
         every_epochs: Evaluate after every n-th epoch; 0 for never. 1 if no other interval is given.
@@ -31,6 +37,12 @@ class Evaluation:
         at_end: Evaluate when the training ends.
         monitor: The metric whose best value is kept, for example ``val/accuracy``; the first split's loss by default.
         mode: Whether lower (``min``) or higher (``max``) is better.
+        start_epoch: Epochs after which ``every_epochs`` is due for the first time; 0 for the interval itself.
+        start_step: Steps after which ``every_steps`` is due for the first time.
+        start_update: Updates after which ``every_updates`` is due for the first time.
+        at_start: Evaluate before the first step of a run, too.
+        metrics: Objects with ``update(predictions, target)``, ``compute()`` and ``reset()`` by name, which measure each split
+            as a whole; only in Python.
     """
 
     phase = "measurement"
@@ -44,19 +56,34 @@ class Evaluation:
         at_end: bool = True,
         monitor: str | None = None,
         mode: Mode = "auto",
+        start_epoch: int = 0,
+        start_step: int = 0,
+        start_update: int = 0,
+        at_start: bool = False,
+        metrics: dict[str, Any] | None = None,
     ) -> None:
         self.interval = Interval(every_epochs, every_steps, every_updates)
-        if not self.interval.within_epochs:
-            vars(self)["after_step"] = None  # nothing to do in each step: the hook is not even called
-        self.splits, self.at_end = splits, at_end
+        self.start_epoch, self.start_step, self.start_update = start_epoch, start_step, start_update
+        for unit, every in (("epoch", self.interval.epochs), ("step", every_steps), ("update", every_updates)):
+            _check_start(unit, getattr(self, f"start_{unit}"), every)
+        if splits is not None and not splits:
+            message = "splits = []: name one, or leave the option out for 'val'; -p no:evaluation evaluates nothing"
+            raise OptionError(message)
+        self.splits, self.at_end, self.at_start = splits, at_end, at_start
+        self.metrics = checked_metrics(metrics)
+        off = [] if self.interval.within_epochs else ["after_step"]
+        off += [] if self.metrics else ["setup", "before_eval", "eval_step"]
+        vars(self).update(dict.fromkeys(off))  # nothing to do there: the hooks are not even called
         self._active: list[str] = []
         self.best = Best(monitor or f"{splits[0] if splits else 'val'}/loss", mode)
-        self._monitored = monitor is not None
+        self._monitored, self._mode = monitor is not None, mode
         self._done: dict[str, int] = {}
+
+    # --- When ---
 
     @hookimpl
     def before_train(self, trainer: Trainer) -> None:
-        """Refuse an evaluation set that is known to be empty before anything is trained."""
+        """Refuse an evaluation set that is known to be empty before anything is trained; ask for the evaluation at the start."""
         if self.splits is not None:
             loaders = {split: trainer.loader(split) for split in self.splits}
         else:
@@ -66,18 +93,79 @@ class Evaluation:
             if length_of(loader) == 0:
                 raise no_batches(loader, f"evaluation of {split!r}")
         self._active = list(loaders)
+        if self._monitored:
+            direction = "higher" if self.best.mode == "max" else "lower"
+            why = "inferred from the name" if self._mode == "auto" else f"mode = {self._mode!r}"
+            log.info("evaluation: best %s, %s is better (%s)", self.best.metric, direction, why)
+        if self.at_start and trainer.step == 0:
+            self._request(trainer, 0)
 
     @hookimpl
     def after_step(self, trainer: Trainer) -> None:
         """Ask for an evaluation when one is due."""
-        if self.interval.due_after_step(trainer):
+        every, start = self.interval.updates, self.start_update
+        by_updates = every > 0 and trainer.every_n_updates(1) and _due(every, start, trainer.update)
+        if by_updates or _due(self.interval.steps, self.start_step, trainer.step + 1):
             self._request(trainer, trainer.step + 1)
 
     @hookimpl
     def after_train_epoch(self, trainer: Trainer) -> None:
         """Ask for an evaluation when one is due."""
-        if self.interval.due_after_epoch(trainer):
+        if trainer.every_n_epochs(1) and _due(self.interval.epochs, self.start_epoch, trainer.epoch + 1):
             self._request(trainer, trainer.step)
+
+    @hookimpl
+    def after_train(self, trainer: Trainer) -> None:
+        """Evaluate once more at the end, unless the last step has been evaluated or nothing was trained."""
+        outcome = trainer.outcome
+        if outcome is None or outcome.status not in ("completed", "stopped") or outcome.step == 0:
+            return
+        if self.at_end and not self.interval.never:
+            for split in self._active:
+                if self._done.get(split) != trainer.step:
+                    trainer.evaluate(split)
+        best = self.best
+        if best.step is not None:
+            log.info("best %s (%s): %g at step %d", best.metric, best.mode, best.value, best.step)
+        elif self._monitored and self._active:
+            log.warning("evaluation.monitor = %r was never measured as a finite number", best.metric)
+
+    def _request(self, trainer: Trainer, step: int) -> None:
+        for split in self._active:
+            if self._done.get(split) != step:
+                trainer.request_eval(split)
+
+    # --- What ---
+
+    @hookimpl
+    def setup(self, trainer: Trainer) -> None:
+        """Move what the metrics keep to the device."""
+        for metric in self.metrics.values():
+            if callable(getattr(metric, "to", None)):
+                metric.to(trainer.device)
+
+    @hookimpl
+    def before_eval(self) -> None:
+        """Begin with nothing, whatever an evaluation that failed has left."""
+        for metric in self.metrics.values():
+            metric.reset()
+
+    @hookimpl(wrapper=True, tryfirst=True)  # outermost: other wrappers may add what is to be measured
+    def eval_step(self, batch: Batch) -> Generator[None, Output, Output]:
+        """Update the metrics; the engine computes them at the end, and resets them."""
+        output = yield
+        if not isinstance(output, Mapping):
+            return output
+        predictions, target = predictions_and_target(output, batch)
+        own = {}
+        for name, metric in self.metrics.items():
+            if name not in output:
+                metric.update(predictions, target)
+                own[name] = metric
+            elif not callable(getattr(output[name], "compute", None)):  # else another instance of this plugin has it
+                message = f"evaluation.metrics: eval_step returns a value {name!r} of its own; rename one of them"
+                raise UsageError(message)
+        return {**output, **own}
 
     @hookimpl
     def after_eval(self, trainer: Trainer, split: str, metrics: Metrics) -> None:
@@ -92,29 +180,25 @@ class Evaluation:
             message = f"evaluation.monitor = {self.best.metric!r} is not among the metrics {', '.join(metrics)}"
             raise DataError(message)
 
-    @hookimpl
-    def after_train(self, trainer: Trainer) -> None:
-        """Evaluate once more at the end, unless the last step has been evaluated or nothing was trained."""
-        outcome = trainer.outcome
-        if outcome is None or outcome.status not in ("completed", "stopped") or not self.at_end or outcome.step == 0:
-            return
-        if not self.interval.never:
-            for split in self._active:
-                if self._done.get(split) != trainer.step:
-                    trainer.evaluate(split)
-        if self.best.step is not None:
-            log.info("best %s (%s): %g at step %d", self.best.metric, self.best.mode, self.best.value, self.best.step)
-
-    def _request(self, trainer: Trainer, step: int) -> None:
-        for split in self._active:
-            if self._done.get(split) != step:
-                trainer.request_eval(split)
-
     def state_dict(self) -> dict[str, Any]:
-        """Return the best value and which step was evaluated last."""
+        """Return the best value and which step was evaluated last; metrics begin anew with each evaluation."""
         return {"best": self.best.state_dict(), "done": dict(self._done)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self.best.load_state_dict(state["best"])
         self._done = dict(state["done"])
+
+
+def _check_start(unit: str, start: int, every: int) -> None:
+    if start < 0:
+        message = f"start_{unit} = {start}: must be 0 (the interval itself) or more"
+        raise OptionError(message)
+    if start and not every:
+        message = f"start_{unit} = {start}: needs every_{unit}s, which is counted from there"
+        raise OptionError(message)
+
+
+def _due(every: int, start: int, count: int) -> bool:
+    """Return whether ``count`` is the start, or a multiple of the interval after it."""
+    return every > 0 and count >= start and (count - start) % every == 0
