@@ -41,17 +41,7 @@ class PreciseBN:
             raise OptionError(message)
         self.batches = batches
         self._measured_at = -1  # updates that the model had when it was last measured
-        self._reading = False
         self._warned = False
-
-    @hookimpl(wrapper=True)
-    def train_epoch(self) -> Generator[None, bool, bool]:
-        """Know when the train loader is being read."""
-        self._reading = True
-        try:
-            return (yield)
-        finally:
-            self._reading = False
 
     @hookimpl(wrapper=True)
     def evaluate(self, trainer: Trainer) -> Generator[None, Metrics, Metrics]:
@@ -63,7 +53,7 @@ class PreciseBN:
     def _measure(self, trainer: Trainer) -> None:
         norms = layers_to_measure(trainer.model)
         loader = trainer.find_loader("train") if norms else None
-        if norms and (why := unreadable(loader, reading=self._reading)):
+        if norms and (why := unreadable(loader)):
             if not self._warned:
                 log.warning("precise_bn: the statistics of batch normalization are not measured, since %s", why)
             self._warned = True
