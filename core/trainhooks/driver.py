@@ -23,7 +23,7 @@ from .settings import Settings, pick_device, plain, seed_everything
 from .state import NEVER, Outcome, RunState, Status
 from .stateful import RandomState, StatefulRegistry
 from .workdir import RunFolder
-from .workers import watched
+from .workers import with_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -205,13 +205,13 @@ class Driver(RunState):
         steps, length = self.total_steps, self.epoch_length
         if steps is None or not self.hooks.plans_updates:
             return self.max_updates
-        if not self.manager.has("steps_per_update"):
+        if not self.manager.has("count_updates"):
             updates = steps
         elif length is None:
             return self.max_updates
         else:
             epochs = steps // length
-            updates = self._updates(epochs, length) + self._windows(epochs, steps - epochs * length)
+            updates = self._updates(epochs, length) + self._updates_in(epochs, steps - epochs * length)
         return updates if self.max_updates is None else min(updates, self.max_updates)
 
     def updates_until(self, epoch: float) -> int | None:
@@ -224,19 +224,16 @@ class Driver(RunState):
         if length is None or not self.hooks.plans_updates:
             return None
         whole = int(epoch)
-        part = round((epoch - whole) * self._windows(whole, length)) if epoch > whole else 0
+        part = round((epoch - whole) * self._updates_in(whole, length)) if epoch > whole else 0
         return self._updates(whole, length) + part
 
     def _updates(self, epochs: int, length: int) -> int:
-        if not self.manager.has("steps_per_update"):
+        if not self.manager.has("count_updates"):
             return epochs * length
-        return sum(
-            [self._windows(epoch, length) for epoch in range(epochs)]
-        )  # no generator, which turns a StopIteration into another error
+        return sum([self._updates_in(epoch, length) for epoch in range(epochs)])  # a generator would change a StopIteration
 
-    def _windows(self, epoch: int, steps: int) -> int:
-        """Return in how many windows ``steps`` steps of an epoch are, the last of which may be short."""
-        return -(-steps // self.hooks.steps_per_update(trainer=self.as_trainer, epoch=epoch)) if steps else 0
+    def _updates_in(self, epoch: int, steps: int) -> int:
+        return self.hooks.count_updates(trainer=self.as_trainer, epoch=epoch, steps=steps) if steps else 0
 
     @property
     def end_of_epoch(self) -> bool:
@@ -262,7 +259,7 @@ class Driver(RunState):
             generator.set_state(state)
         if not skip or self._epoch_start is None:
             self._epoch_start = {"rng": self.rng.state_dict(), "generators": [one.get_state() for one in generators]}
-        batches = self._batches = read_epoch(watched(loader), self._left(loader), skip)
+        batches = self._batches = read_epoch(with_timeout(loader), self._left(loader), skip)
         if skip and now is not None:
             self.rng.load_state_dict(now)
         self._step_at_open, self._index_at_open = self.step, self.batch_index

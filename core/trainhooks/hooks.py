@@ -62,7 +62,7 @@ class Hooks:
         #: Whether a plugin decides when an update is due, and whether one scales the loss; the engine does neither.
         self.decides_update, self.scales_loss = plan.shows("update_due"), plan.shows("scale_loss")
         #: Whether the updates of a run can be counted in advance.
-        self.plans_updates = plan.has("steps_per_update") or not plan.has("update_due")
+        self.plans_updates = plan.has("count_updates") or not plan.has("update_due")
         #: Whether a plugin has a part in the backward pass and in the optimizer's step, which are a line or two without.
         self.shares_backward, self.shares_optimizer_step = plan.shows("backward"), plan.shows("optimizer_step")
         self.make_model = stage(specs.make_model)
@@ -77,7 +77,7 @@ class Hooks:
         self.prepare_batch = stage(specs.prepare_batch)
         self.before_step = event(specs.before_step)
         self.update_due = stage(specs.update_due)
-        self.steps_per_update = stage(specs.steps_per_update)
+        self.count_updates = stage(specs.count_updates)
         self.train_step = stage(specs.train_step)
         self.compute_loss = stage(specs.compute_loss)
         self.scale_loss = stage(specs.scale_loss)

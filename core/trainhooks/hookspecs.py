@@ -12,7 +12,7 @@
           for each batch of the loader:
             prepare_batch
             before_step
-            update_due                           and steps_per_update, when a schedule is planned
+            update_due                           and count_updates, when a schedule is planned
             train_step
               compute_loss
               scale_loss
@@ -445,21 +445,21 @@ def update_due(trainer: Trainer, batch: Batch) -> bool | None:
 
 
 @hookspec(firstresult=True)
-def steps_per_update(trainer: Trainer, epoch: int) -> int | None:
-    """Say how many steps make one update, so that the length of a run is known in updates.
+def count_updates(trainer: Trainer, epoch: int, steps: int) -> int | None:
+    """Say how many updates the first steps of an epoch make, so that the length of a run is known in updates.
 
     Called when a schedule is planned (``trainer.total_updates``, ``trainer.updates_until``), not in each step.
 
-    By default 1. Whoever replaces ``update_due`` by a rule of its own answers here too: windows begin with each epoch and end with
-    it, the last one being shorter where they do not fit. If ``update_due`` is replaced and nobody answers, the number of updates is
-    not known in advance.
+    By default as many as there are steps. Whoever replaces ``update_due`` by a rule of its own answers here too; if nobody does,
+    the number of updates is not known in advance.
 
     Args:
         trainer: The run.
         epoch: Index of the epoch that is asked about, from 0.
+        steps: Of this epoch, after which it ends or the run does.
 
     Returns:
-        Steps in a window, at least 1. ``None`` declines.
+        The number of updates. ``None`` declines.
 
     Wrappers see the number and may return another.
 
@@ -467,8 +467,8 @@ def steps_per_update(trainer: Trainer, epoch: int) -> int | None:
 
     Example:
         >>> @hookimpl
-        ... def steps_per_update(epoch):
-        ...     return 4 if epoch < 10 else 8
+        ... def count_updates(steps):
+        ...     return math.ceil(steps / 4)
     """
 
 

@@ -13,7 +13,7 @@ from .errors import DataError, SkipStep, UsageError
 from .loop import named_loss
 from .markers import hookimpl
 from .metrics import Series, is_scalar, to_host
-from .workers import watched
+from .workers import with_timeout
 
 if TYPE_CHECKING:
     from .trainer import Trainer
@@ -30,7 +30,7 @@ def evaluate(trainer: Trainer, split: str) -> Metrics:
         if hooks.before_eval is not None:
             hooks.before_eval(trainer=trainer, split=split)
         batches = dropped = 0
-        for raw in watched(loader):
+        for raw in with_timeout(loader):
             try:
                 batch = hooks.prepare_batch(trainer=trainer, batch=raw)
             except SkipStep:  # a filter of batches; what it keeps is what is measured
@@ -79,7 +79,7 @@ def predict(trainer: Trainer, split: str) -> list[Any]:
     with inference_mode(trainer, split):
         if hooks.before_predict is not None:
             hooks.before_predict(trainer=trainer, split=split)
-        for raw in watched(loader):
+        for raw in with_timeout(loader):
             try:
                 batch = hooks.prepare_batch(trainer=trainer, batch=raw)
             except SkipStep:

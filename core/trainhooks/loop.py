@@ -183,9 +183,9 @@ def update_due(trainer: Trainer, batch: Batch) -> bool:
 
 
 @hookimpl(trylast=True)
-def steps_per_update(trainer: Trainer, epoch: int) -> int:
+def count_updates(trainer: Trainer, epoch: int, steps: int) -> int:
     """Every step is an update."""
-    return 1
+    return steps
 
 
 @hookimpl(trylast=True)

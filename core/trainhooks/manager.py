@@ -6,6 +6,7 @@ import inspect
 import logging
 import re
 import weakref
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -182,10 +183,10 @@ class PluginManager:
 
     def trace(
         self,
-        implementation: Callable[[Implementation], Callable[..., Any]],
-        call: Callable[[str, Callable[..., Any]], Callable[..., Any]],
+        implementation: Callable[[Implementation], Callable[..., Any]] | None,
+        call: Callable[[str, Callable[..., Any]], Callable[..., Any]] | None,
     ) -> None:
-        """Decorate every implementation and every call of a hook, for ``trainhooks trace``."""
+        """Decorate every implementation and every call of a hook, or with ``None`` none of them any more."""
         self._tracer, self._call_tracer = implementation, call
         for plugin in (*self.plugins.values(), *([self._engine] if self._engine else [])):
             self._record(plugin)
@@ -229,7 +230,7 @@ class PluginManager:
             self._pluggy.add_hookspecs(cast("Any", specs))
 
     def _record(self, plugin: Plugin) -> Plugin:
-        plugin.implementations = {}
+        implementations = {}
         for name, function, mark in hook_functions(plugin.object):
             hook = mark.get("specname") or name
             if not hasattr(self._pluggy.hook, hook):  # optionalhook of something that is not installed
@@ -239,7 +240,8 @@ class PluginManager:
                 hook, plugin, function, arguments, mark["wrapper"], mark["tryfirst"], mark["trylast"]
             )
             self._decorate(implementation)
-            plugin.implementations[hook] = implementation
+            implementations[hook] = implementation
+        plugin.implementations = implementations  # in one go: the reporter thread may be looking
         return plugin
 
     def _decorate(self, implementation: Implementation) -> None:
@@ -285,14 +287,14 @@ class PluginManager:
             return None
         caller = getattr(self._pluggy.hook, name)
         wrapped = any(i.wrapper for i in implementations)
-        call = caller if wrapped else compile_event(name, caller.spec.argnames, implementations)
+        call = _freed(caller) if wrapped else compile_event(name, caller.spec.argnames, implementations)
         return cast("Callable[P, None]", self._traced(name, call))
 
     def optional(self, spec: Callable[P, R | None]) -> Callable[P, R | None] | None:
         """Return what does the work of a stage that may have no result, or ``None`` if nobody does."""
         name = _name(spec)
         caller = getattr(self._pluggy.hook, name)
-        return cast("Callable[P, R | None]", self._traced(name, caller)) if caller.get_hookimpls() else None
+        return cast("Callable[P, R | None]", self._traced(name, _freed(caller))) if caller.get_hookimpls() else None
 
     def stage(self, spec: Callable[P, R | None]) -> Callable[P, R]:
         """Return what does the stage's work: the engine's own function while nobody else implements it."""
@@ -305,8 +307,10 @@ class PluginManager:
             compiled = compile_stage(name, caller.spec.argnames, implementations, lambda: self._lost_result(name))
             return cast("Callable[P, R]", self._traced(name, compiled))
 
+        through = _freed(caller)
+
         def call(**kwargs: Any) -> Any:
-            result = caller(**kwargs)
+            result = through(**kwargs)
             if result is None:
                 raise self._lost_result(name)
             return result
@@ -317,7 +321,7 @@ class PluginManager:
         """Yield the calls of the hooks that plugin packages specified."""
         for name, caller in self._callers():
             if not hasattr(hookspecs, name):
-                yield name, caller
+                yield name, _freed(caller)
 
     def implementations(self, hook: str) -> list[Implementation]:
         """Return the implementations of ``hook`` in call order, wrappers first."""
@@ -330,9 +334,14 @@ class PluginManager:
         """Return whether a plugin implements ``hook``."""
         return any(implementation.plugin is not self._engine for implementation in self.implementations(hook))
 
+    @property
+    def traced(self) -> bool:
+        """Whether every implementation is decorated."""
+        return self._tracer is not None
+
     def shows(self, hook: str) -> bool:
         """Return whether a call of ``hook`` must be made, since a plugin implements it or the run is traced."""
-        return self._tracer is not None or self.has(hook)
+        return self.traced or self.has(hook)
 
     def wants(self, hook: str, argument: str) -> bool:
         """Return whether an implementation of ``hook`` takes ``argument``."""
@@ -418,6 +427,24 @@ class PluginManager:
             f"stage {hook!r} has no result: the wrapper of {names} returned None or swallowed an error; "
             "it must `return` what its `yield` gives and let exceptions pass"
         )
+
+
+def _freed(caller: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a call through pluggy, whose frame holds the error that it raises, a cycle that would keep the trainer alive."""
+
+    def call(**kwargs: Any) -> Any:
+        try:
+            return caller(**kwargs)
+        except BaseException as error:
+            traceback = error.__traceback__
+            while traceback is not None:
+                if str(traceback.tb_frame.f_globals.get("__name__")).startswith("pluggy."):
+                    with suppress(RuntimeError):  # one of an outer call, which is running
+                        traceback.tb_frame.clear()
+                traceback = traceback.tb_next
+            raise
+
+    return call
 
 
 def _has_any_part(plugin: Plugin) -> bool:

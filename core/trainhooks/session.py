@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from .attribution import note_origin
 from .errors import UsageError, add_note
+from .workers import note_lost_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -92,6 +93,7 @@ class Session:
             trainer.hooks.train(trainer=trainer)
             trainer.flush()
         except BaseException as error:
+            note_lost_workers(error, trainer.loaders.values())
             trainer.outcome = self._outcome_of(error)
             self._after_train(error)
             raise
@@ -228,7 +230,8 @@ class Session:
     def _fail(self, error: BaseException) -> None:
         """Tell everybody, close everything, and attach what went wrong on the way."""
         trainer = self.trainer
-        note_origin(error, trainer.manager, trainer.step)
+        if not note_lost_workers(error, trainer.loaders.values()):  # else it may have been raised in anybody's code
+            note_origin(error, trainer.manager, trainer.step)
         if trainer.outcome is None or trainer.outcome.status not in ("failed", "interrupted"):
             trainer.outcome = self._outcome_of(error)
         errors: list[BaseException] = []

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
+import trainhooks_builtins
 from trainhooks import Trainer, UsageError, hookimpl
 from trainhooks_builtins import LR, Checkpoint, Evaluation, MetricsLog, Progress, Timer
 
@@ -79,7 +80,7 @@ def round_of(scalar_model, plugins, work_dir=None, fails=False):
         del caught  # and with it the traceback
     else:
         trainer.train()
-        assert model.w.item() == -2.0
+        assert model.w.item() < 0
     return [weakref.ref(thing) for thing in (trainer, model, optimizer, loader, *plugins)] + [keeps.ref]
 
 
@@ -91,10 +92,36 @@ def no_gc():
     gc.enable()
 
 
+class Wraps:
+    """Wraps the stages that are around a failing step."""
+
+    @hookimpl(wrapper=True)
+    def train(self):
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def train_epoch(self):
+        return (yield)
+
+    @hookimpl(wrapper=True)
+    def train_step(self):
+        return (yield)
+
+
 BUILT_INS = {
     "bare": list,
     "built-ins": lambda: [Timer(), Evaluation(), MetricsLog(), Progress(style="lines"), Checkpoint()],
+    "wrappers": lambda: [Wraps()],
 }
+#: The others, with what they need here; those that need images, several weights, a loss function or a server have tests of their own.
+OPTIONS = {
+    "Closure": {"after_update": lambda: None},
+    "Compile": {"backend": "eager"},
+    "SWA": {"start_epoch": 0, "every_updates": 1},
+    "TimeLimit": {"hours": 1.0},
+}
+ELSEWHERE = {"Cutmix", "FindBatchSize", "Freeze", "FindLR", "Mixup", "RemoteMonitor", "Predictions"}
+OTHERS = sorted(set(trainhooks_builtins.__all__) - ELSEWHERE)
 
 
 class TestTR01:
@@ -109,6 +136,16 @@ class TestTR01:
             refs = round_of(scalar_model, BUILT_INS[kind](), tmp_path / "run", fails)
             assert [ref() for ref in refs] == [None] * len(refs)
         assert resources() == before
+
+    @pytest.mark.parametrize("fails", [False, True])
+    @pytest.mark.parametrize("name", OTHERS)
+    def test_tr_01_so_it_does_with_each_of_the_others(self, scalar_model, no_gc, tmp_path, name, fails):
+        def one():
+            return [getattr(trainhooks_builtins, name)(**OPTIONS.get(name, {}))]
+
+        round_of(scalar_model, one(), tmp_path / "run", fails)
+        refs = round_of(scalar_model, one(), tmp_path / "run", fails)
+        assert [ref() for ref in refs] == [None] * len(refs)
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", BUILT_INS)

@@ -284,7 +284,7 @@ def sources():
 def text_of(node):
     """Return the text of an expression with ``…`` for each value that is put into it."""
     if isinstance(node, ast.Constant):
-        return re.sub(r"%\.?\d*[srdg]", "…", node.value) if isinstance(node.value, str) else "…"
+        return re.sub(r"%\.?\d*[srdgf]", "…", node.value) if isinstance(node.value, str) else "…"
     if isinstance(node, ast.JoinedStr):
         return "".join(text_of(part) for part in node.values)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):

@@ -120,7 +120,7 @@ class Asks:
     def before_step(self, trainer):
         if trainer.step > 0:
             return
-        if self.hook == "steps_per_update":
+        if self.hook == "count_updates":
             trainer.total_updates  # noqa: B018 - it asks
         if self.hook in EVALUATING:
             trainer.request_eval("val")

@@ -80,7 +80,7 @@ class TestWindows:
 
     def test_drop_forgets_what_is_left_at_the_end_of_an_epoch(self, updates):
         assert updates(Accumulate(3, partial="drop"), [1.0, 2.0, 3.0, 9.0], max_epochs=2) == [-2.0, -4.0]
-        assert updates.planned is None  # not known in advance
+        assert updates.planned == 2
 
     def test_the_steps_may_change_from_epoch_to_epoch(self, updates):
         seen = updates(Accumulate({0: 1, 1: 2, 3: 4}), [1.0, 3.0, 5.0, 7.0], max_epochs=4)
@@ -98,6 +98,7 @@ class TestWindows:
 
     def test_max_steps_with_drop_leaves_it_out(self, updates):
         assert updates(Accumulate(3, partial="drop"), [1.0, 2.0, 3.0, 4.0], max_steps=4) == [-2.0]
+        assert updates.planned == 1
 
     def test_max_updates_counts_updates(self, updates):
         assert updates(Accumulate(3), [1.0, 2.0, 3.0] * 4, max_updates=2) == [-2.0, -4.0]

@@ -11,13 +11,16 @@ class Windows:
     def __init__(self, steps):
         self.steps = steps
 
-    @hookimpl
-    def steps_per_update(self, epoch):
+    def window(self, epoch):
         return self.steps[epoch] if isinstance(self.steps, list) else self.steps
 
     @hookimpl
+    def count_updates(self, epoch, steps):
+        return -(-steps // self.window(epoch))
+
+    @hookimpl
     def update_due(self, trainer):
-        window = self.steps_per_update(trainer.epoch)
+        window = self.window(trainer.epoch)
         return (trainer.batch_index + 1) % window == 0 or trainer.end_of_epoch or trainer.is_last_step
 
 

@@ -71,11 +71,9 @@ class Accumulate:
         self._loaded = False  # whether the running window is that of a checkpoint
         idle: list[str] = []
         if set(schedule.values()) == {1}:
-            idle = ["update_due", "steps_per_update", "train_step", "backward", "gradients_ready", "after_train_epoch"]
+            idle = ["update_due", "count_updates", "train_step", "backward", "gradients_ready", "after_train_epoch"]
         if idle or weight == "mean":
             idle += ["compute_loss", "scale_loss"]
-        if partial == "drop":
-            idle += ["steps_per_update"]  # its windows cannot be told in that form: the updates are not known in advance
         vars(self).update(dict.fromkeys(idle))  # nothing to do there: the hooks are not even called
 
     def steps_in(self, epoch: int) -> int:
@@ -92,9 +90,10 @@ class Accumulate:
         return self.partial == "flush" and (trainer.end_of_epoch or trainer.is_last_step)
 
     @hookimpl
-    def steps_per_update(self, epoch: int) -> int:
-        """Say how many steps make an update."""
-        return self.steps_in(epoch)
+    def count_updates(self, epoch: int, steps: int) -> int:
+        """Say how many updates the steps of an epoch make: a window that is not full is one, or none."""
+        full, rest = divmod(steps, self.steps_in(epoch))
+        return full + (rest > 0 and self.partial == "flush")
 
     @hookimpl(wrapper=True)
     def train_step(self, trainer: Trainer, update_due: bool) -> Generator[None, Output, Output]:
