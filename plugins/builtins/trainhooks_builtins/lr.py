@@ -3,150 +3,149 @@
 from __future__ import annotations
 
 import logging
-import math
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable  # noqa: TC003 - option types are read when a run starts
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from trainhooks import OptionError, UsageError, hookimpl
+from trainhooks import OptionError, hookimpl
+
+from ._group_schedule import By, GroupSchedule, Warmup, assigned
+from ._torch_schedulers import TorchSchedulers, check, makes_one
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from trainhooks import Trainer
 
 log = logging.getLogger("trainhooks")
 
-Schedule = Literal["cosine", "linear", "constant"]
 
-
-class LR:
+class LR(GroupSchedule):
     """Sets the learning rate before each update: warmup, then a schedule over the rest of the run.
 
-    The rate of update ``u`` (from 0) of ``T`` with ``W`` of warmup is ``base`` times a factor: in the warmup
-    ``start + (1 - start) * u / W``; then, with ``x = (u - W) / (T - W)``, for ``cosine``
-    ``end + (1 - end) * (1 + cos(pi * x)) / 2`` (Loshchilov and Hutter 2017, equation 5, without restarts), for ``linear``
-    ``end + (1 - end) * (1 - x)``, for ``constant`` 1. It depends on ``u`` and ``T`` alone, so that a resumed run goes on
-    exactly, and one that is made longer follows the new length. Beyond ``T`` the last factor stays.
+    The rate of update ``u`` (from 0) of ``T`` with ``W`` of warmup is that of the schedule at ``u - W`` of ``T - W``, times the
+    factor of the warmup: with ``x = u / W``, ``start + (1 - start) * x`` (linear), ``start`` (constant) or ``start ** (1 - x)``
+    (exp). It depends on ``u`` and ``T`` alone, so that a resumed run goes on exactly, and one that is made longer follows the
+    new length. Beyond ``T`` the last rate stays. The formulas of the schedules are MMCV's where it has them.
 
-    The base rate is the optimizer's own, each parameter group's for itself, unless ``base`` is given.
+    The base rate is the optimizer's own, each parameter group's for itself, unless ``base`` is given. A group's ``lr_scale``,
+    which ``plateau`` sets, multiplies its rate.
 
     Args:
-        schedule: What follows the warmup.
+        schedule: What follows the warmup: a name, a list of tables (name, length, parameters) one after the other, or a function
+            of progress and total that returns a factor. Names: constant (fixed), step, multi_step, exp, poly, inv, inverse_sqrt,
+            linear, cosine, flat_cosine, cosine_restart, cyclic, one_cycle, wsd.
+        args: Parameters of the schedule that is named.
         base: Rate at the end of the warmup, for every parameter group.
+        end: Factor at the end of the schedule, for those that have an end.
+        by: What the schedule counts: updates, steps, or epochs, at whose boundaries only the rate changes then.
+        warmup: How the rate rises to the base.
         warmup_updates: Updates of the warmup.
         warmup_epochs: Or epochs, which may be fractions; the loader's length must be known.
+        warmup_ratio: Or a share of the run.
         warmup_start: Factor at the first update, in [0, 1].
-        end: Factor at the end of the schedule, in [0, 1].
-        total_updates: Length of the schedule; that of the run by default.
+        warmup_overlaps: The schedule begins with the run, not after the warmup, which multiplies it; by steps and epochs it always
+            does.
+        total_updates: Length of the schedule with its warmup; that of the run by default.
+        total_epochs: Or in epochs.
+        groups: Parameter groups to set, by index or by their ``name``; all by default.
+        torch_scheduler: Instead of all this a scheduler of torch, or a function of the optimizer that makes one; stepped once
+            per update or epoch.
     """
 
-    phase = "algorithm"
+    key: ClassVar = "lr"
+    in_every_group: ClassVar = True
+    after = ("plateau",)
 
     def __init__(
         self,
-        schedule: Schedule = "cosine",
+        schedule: str | list[dict[str, Any]] | Callable[..., float] = "cosine",
+        args: dict[str, Any] | None = None,
         base: float | None = None,
+        end: float = 0.0,
+        by: By = "update",
+        warmup: Warmup = "linear",
         warmup_updates: int = 0,
         warmup_epochs: float = 0.0,
+        warmup_ratio: float = 0.0,
         warmup_start: float = 0.0,
-        end: float = 0.0,
+        warmup_overlaps: bool = False,
         total_updates: int | None = None,
+        total_epochs: int | None = None,
+        groups: list[int | str] | None = None,
+        torch_scheduler: Any = None,
     ) -> None:
-        for name, value, top in (("warmup_start", warmup_start, 1), ("end", end, 1)):
-            if not 0 <= value <= top:
-                message = f"{name} = {value}: must be between 0 and {top}"
-                raise OptionError(message)
-        if base is not None and not (base >= 0 and math.isfinite(base)):
-            message = f"base = {base}: must be 0 or more"
-            raise OptionError(message)
-        if total_updates is not None and total_updates < 1:
-            message = f"total_updates = {total_updates}: must be at least 1; leave it out for the length of the run"
-            raise OptionError(message)
-        if warmup_updates < 0 or warmup_epochs < 0 or (warmup_updates and warmup_epochs):
-            message = "give warmup_updates or warmup_epochs, not both, and not below 0"
-            raise OptionError(message)
-        self.schedule, self.base, self.end = schedule, base, end
-        self.warmup_updates, self.warmup_epochs, self.warmup_start = warmup_updates, warmup_epochs, warmup_start
-        self.total_updates = total_updates
-        self._warmup = self._total = 0
-
-    def factor(self, update: int, total: int, warmup: int) -> float:
-        """Return the factor of one update.
-
-        Args:
-            update: Index of the update, from 0.
-            total: Updates of the whole schedule, warmup included.
-            warmup: Updates of the warmup.
-        """
-        if update < warmup:
-            return self.warmup_start + (1 - self.warmup_start) * update / warmup
-        if self.schedule == "constant":
-            return 1.0
-        x = min((update - warmup) / max(total - warmup, 1), 1.0)
-        falling = (1 + math.cos(math.pi * x)) / 2 if self.schedule == "cosine" else 1 - x
-        return self.end + (1 - self.end) * falling
-
-    @hookimpl
-    def before_train(self, trainer: Trainer) -> None:
-        """Work out the length and set the first rate."""
-        if not trainer.optimizers:
-            message = "plugin 'lr' needs an optimizer whose rate it can set, this training has none; take it out with -p no:lr"
-            raise UsageError(message)
-        self._total = self._length(trainer)
-        self._warmup = self.warmup_updates
-        if self.warmup_epochs:
-            length = trainer.epoch_length
-            if length is None:
-                message = "lr.warmup_epochs needs a train loader with a length, or steps_per_epoch; give lr.warmup_updates"
-                raise UsageError(message)
-            self._warmup = round(self.warmup_epochs * length)
-        if self._total and self._warmup >= self._total:
-            log.warning(
-                "lr: the warmup takes %d updates and the run has %d, so the schedule %r never starts",
-                self._warmup,
-                self._total,
-                self.schedule,
-            )
-        self._apply(trainer, trainer.update)
-
-    @hookimpl
-    def after_update(self, trainer: Trainer) -> None:
-        """Log the rate that was in force and set the next one."""
-        if trainer.reporter is not None:
-            trainer.log("lr", next(iter(trainer.optimizers.values())).param_groups[0]["lr"], reduce="last")
-        self._apply(trainer, trainer.update + 1)
-
-    def _length(self, trainer: Trainer) -> int:
-        if self.total_updates is not None:
-            return self.total_updates
-        known = [value for value in (trainer.max_updates, trainer.total_steps) if value is not None]
-        if not known and self.schedule != "constant":
+        super().__init__(
+            schedule,
+            args,
+            base,
+            end,
+            by,
+            warmup,
+            warmup_updates,
+            warmup_epochs,
+            warmup_ratio,
+            warmup_start,
+            warmup_overlaps,
+            total_updates,
+            total_epochs,
+            groups,
+        )
+        self.torch_scheduler = torch_scheduler
+        self._torch: TorchSchedulers | None = None
+        if torch_scheduler is None:
+            vars(self)["setup"] = vars(self)["teardown"] = None  # it keeps nothing, so it may serve several trainers
+            return
+        if not makes_one(torch_scheduler):
+            check(torch_scheduler)
+        others = (args, base, end, warmup_updates, warmup_epochs, warmup_ratio, total_updates, total_epochs, groups)
+        if schedule != "cosine" or any(others) or by == "step":
             message = (
-                f"lr.schedule = {self.schedule!r} must know where it ends: set max_steps or max_updates, or lr.total_updates, "
-                "since the train loader has no length"
+                "torch_scheduler: it is stepped by 'update' or 'epoch' and goes with no other option than by; "
+                "torch's SequentialLR brings a warmup"
             )
-            raise UsageError(message)
-        return min(known, default=0)
+            raise OptionError(message)
 
-    def _apply(self, trainer: Trainer, update: int) -> None:
-        factor = self.factor(update, self._total, self._warmup)
-        for optimizer in trainer.optimizers.values():
-            for group in optimizer.param_groups:
-                rate = factor * (self.base if self.base is not None else _base_of(group))
-                if isinstance(group["lr"], float):
-                    group["lr"] = rate
-                else:
-                    _set(group, rate)
+    @hookimpl
+    def setup(self, trainer: Trainer) -> None:
+        """Make torch's scheduler while the optimizer is new, and have its state saved."""
+        if not trainer.optimizers:  # an evaluation
+            return
+        name = next(name for name, plugin in trainer.plugins.items() if plugin is self)
+        key = f"schedulers/{name}"
+        if key not in trainer.stateful:
+            trainer.stateful[key] = TorchSchedulers(self.torch_scheduler, trainer.optimizers)
+        self._torch = trainer.stateful[key]
 
+    @hookimpl
+    def teardown(self) -> None:
+        """Let the optimizer go."""
+        self._torch = None
 
-def _base_of(group: dict[str, Any]) -> float:
-    """Return the rate that a parameter group had before any schedule, under the name that torch's schedulers give it."""
-    if "initial_lr" not in group:
-        group["initial_lr"] = float(group["lr"])
-    base: float = group["initial_lr"]
-    return base
+    @hookimpl
+    def after_eval(self, trainer: Trainer) -> None:
+        """Set the rate anew where ``lr_scale`` may have changed."""
+        if self._torch is not None:
+            self._torch.apply_scale()
+        elif self._planned and any("lr_scale" in group for group in self._groups(trainer)):
+            self._apply(trainer, trainer.update, self._progress(trainer))
 
+    def write(self, group: dict[str, Any], value: float) -> None:
+        """Set the rate of a parameter group."""
+        group["lr"] = value if type(group["lr"]) is float else assigned(group["lr"], value)
 
-def _set(group: dict[str, Any], rate: float) -> None:
-    """Set a rate that was given as an integer, or as a tensor, which a captured or compiled optimizer holds on to."""
-    if hasattr(group["lr"], "fill_"):
-        group["lr"].fill_(rate)
-    else:
-        group["lr"] = rate
+    def _plan(self, trainer: Trainer) -> None:
+        if self._torch is None:
+            super()._plan(trainer)
+        else:
+            self._planned = True
+            log.info("lr: %s of torch by %s", self._torch.name, self.by)
+
+    def _apply(self, trainer: Trainer, update: int, progress: int) -> None:
+        if self._torch is None:
+            super()._apply(trainer, update, progress)
+        else:
+            self._torch.step_to(progress)
+
+    def read(self, group: Mapping[str, Any]) -> Any:
+        """Return the rate of a parameter group."""
+        return group["lr"]

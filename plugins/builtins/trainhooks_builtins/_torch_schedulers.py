@@ -1,0 +1,109 @@
+"""torch's own schedulers, stepped by counters and saved with the run; no plugin."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING, Any
+
+from trainhooks import OptionError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from torch.optim import Optimizer
+
+
+class TorchSchedulers:
+    """Steps torch's schedulers, and multiplies what they set by a group's ``lr_scale``.
+
+    They work out a rate from the one before, so that each group keeps the unscaled one as ``unscaled_lr``.
+
+    Args:
+        given: A scheduler, or a function that makes one for each optimizer.
+        optimizers: Those of the run.
+    """
+
+    def __init__(self, given: Any, optimizers: Mapping[str, Optimizer]) -> None:
+        if not makes_one(given):
+            self._schedulers = [given]
+            if not any(given.optimizer is one for one in optimizers.values()):
+                message = (
+                    "lr.torch_scheduler was made for another optimizer than the run has; give the function that makes it "
+                    "instead: torch_scheduler=lambda optimizer: StepLR(optimizer, 30)"
+                )
+                raise UsageError(message)
+        else:
+            self._schedulers = [given(optimizer) for optimizer in optimizers.values()]
+        for scheduler in self._schedulers:
+            check(scheduler)
+        self._stepped = 0
+        self.apply_scale()
+
+    @property
+    def name(self) -> str:
+        """Name of the first one's class."""
+        return type(self._schedulers[0]).__name__
+
+    def step_to(self, count: int) -> None:
+        """Step until ``count`` steps have been made since the run began."""
+        if self._stepped >= count:
+            return
+        for scheduler in self._schedulers:
+            for group in scheduler.optimizer.param_groups:
+                _set(group, group.get("unscaled_lr", group["lr"]))
+            for number in range(self._stepped, count):
+                if number:
+                    scheduler.step()
+                else:  # torch warns of a first step before the optimizer's, which a resumed run may have made long ago
+                    with warnings.catch_warnings():
+                        warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+                        scheduler.step()
+            for group in scheduler.optimizer.param_groups:
+                group.pop("unscaled_lr", None)
+        self._stepped = count
+        self.apply_scale()
+
+    def apply_scale(self) -> None:
+        """Set each rate to the scheduler's times the group's ``lr_scale``."""
+        for scheduler in self._schedulers:
+            for group in scheduler.optimizer.param_groups:
+                rate = group.setdefault("unscaled_lr", float(group["lr"]))
+                _set(group, rate * group.get("lr_scale", 1.0))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of each scheduler and how often they were stepped."""
+        return {"stepped": self._stepped, "schedulers": [one.state_dict() for one in self._schedulers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it."""
+        self._stepped = state["stepped"]
+        for scheduler, one in zip(self._schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(one)
+
+
+def makes_one(given: Any) -> bool:
+    """Return whether ``given`` is a function of the optimizer that makes a scheduler, or a class of them."""
+    return callable(given) and (isinstance(given, type) or not hasattr(given, "step"))
+
+
+def check(scheduler: Any) -> None:
+    """Refuse what is no scheduler that steps without a metric.
+
+    Raises:
+        OptionError: It is none.
+    """
+    from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+    if isinstance(scheduler, ReduceLROnPlateau):
+        message = "lr.torch_scheduler = ReduceLROnPlateau: it follows a metric; use the plugin 'plateau'"
+        raise OptionError(message)
+    if not all(hasattr(scheduler, name) for name in ("step", "state_dict", "load_state_dict", "optimizer")):
+        message = f"lr.torch_scheduler = {scheduler!r}: must be a scheduler of torch.optim.lr_scheduler, or a function of the optimizer that returns one"
+        raise OptionError(message)
+
+
+def _set(group: dict[str, Any], rate: float) -> None:
+    if hasattr(group["lr"], "fill_"):
+        group["lr"].fill_(rate)
+    else:
+        group["lr"] = rate
