@@ -262,6 +262,17 @@ def test_built_ins_pages_have_a_section_for_each_plugin():
     assert sorted(re.findall(r"^## `(\w+)`$", built_ins_pages(), flags=re.MULTILINE)) == sorted(PLUGINS)
 
 
+def test_the_table_of_peers_names_plugins_that_there_are():
+    """In each row of the second column a word in code is a built-in, or something else that the page may name."""
+    text = (ROOT / "docs" / "built-ins" / "peers.md").read_text(encoding="utf-8")
+    ours = [row.split(" | ")[1] for row in re.findall(r"^\| (`.*|[a-z].*) \|$", text, flags=re.MULTILINE)]
+    first = [re.match(r"`(\w+)`", cell) for cell in ours]
+    assert len(ours) > 100
+    known = {*PLUGINS, "make_model"}
+    assert {match[1] for match in first if match} <= known
+    assert set(PLUGINS) - set(re.findall(r"`(\w+)`", " ".join(ours))) == {"seed", "starvation", "freeze_gc"}  # nobody else has them
+
+
 @pytest.mark.parametrize("name", PLUGINS)
 def test_built_ins_pages_list_every_option_with_its_default(name):
     section = re.search(rf"^## `{name}`\n(.*?)(?=^## |\Z)", built_ins_pages(), flags=re.MULTILINE | re.DOTALL)[1]

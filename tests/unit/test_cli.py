@@ -168,7 +168,7 @@ def test_plugins_as_a_table(cli, empty):
     assert header.split() == ["name", "state", "distribution", "version", "reason"]
     at = header.index("distribution")
     assert {line[at:].split()[0] for line in lines} >= {"trainhooks"}
-    assert [line.split()[:2] for line in lines if line.startswith("lr")] == [["lr", "available"]]
+    assert [line.split()[:2] for line in lines if line.startswith("lr ")] == [["lr", "available"]]
 
 
 def test_check_imports_times_and_validates(cli, empty):

@@ -94,12 +94,15 @@ def _check(record: PluginRecord, row: dict[str, Any], config: Config) -> None:
 
 
 def _hooks_of(thing: Any, record: PluginRecord) -> list[str]:
+    from trainhooks import hookspecs
     from trainhooks.manager import Plugin, PluginManager
     from trainhooks.validation import hook_functions
 
     instance: Any
     if isinstance(thing, type):
         instance = object.__new__(thing)
+        if not any(hook_functions(instance)) and any(hasattr(hookspecs, option) for option in parameters(thing)):
+            return ["(named by its options)"]
     elif isfunction(thing):
         return ["(made by a function)"]
     else:

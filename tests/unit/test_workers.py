@@ -1,0 +1,134 @@
+"""Loader workers that die: whose error it is. Whole runs are in ``tests/cases/test_wk.py``."""
+
+import gc
+import os
+import threading
+import weakref
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from trainhooks import Trainer, hookimpl
+from trainhooks.workers import _cause, _stopped, note_lost_workers, with_timeout
+
+
+class Data(Dataset):
+    """Six samples; the worker that reads the fourth one exits, or fails."""
+
+    def __init__(self, how=None):
+        self.how = how
+
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        if index == 3 and self.how == "exits":
+            os._exit(7)
+        if index == 3 and self.how == "fails":
+            raise ValueError("sample 3")
+        return torch.ones(1)
+
+
+class Waits:
+    """Waits for the worker's end inside a hook, so that torch raises there."""
+
+    @hookimpl
+    def before_step(self, trainer):
+        for worker in trainer.loaders["train"]._iterator._workers:
+            if trainer.step == 1:
+                worker.join(5)
+
+
+def make(loader, *plugins):
+    model = torch.nn.Linear(1, 1)
+    arguments = {"loaders": {"train": loader}, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1), "device": "cpu"}
+
+    class Loss:
+        @hookimpl
+        def compute_loss(self, trainer, batch):
+            return trainer.model(batch).mean()
+
+    return Trainer(model, plugins=[Loss(), *plugins], autoload=False, max_epochs=1, **arguments)
+
+
+def notes(error):
+    return getattr(error, "__notes__", [])
+
+
+def test_a_dead_worker_is_named_and_lasting_ones_can_start_again():
+    loader = DataLoader(Data("exits"), num_workers=1, persistent_workers=True)
+    trainer = make(loader)
+    with pytest.raises(Exception) as caught:
+        trainer.train()
+    text = "\n".join([str(caught.value), *notes(caught.value)])
+    assert "loader worker (pid " in text.replace("DataLoader", "loader")
+    assert "code 7" in text
+    assert loader._iterator is None
+    loader.dataset.how = None
+    trainer.train()
+    assert trainer.outcome.step >= 6
+
+
+def test_no_plugin_is_blamed():
+    loader = DataLoader(Data("exits"), num_workers=1, persistent_workers=True, prefetch_factor=6)
+    with pytest.raises(RuntimeError, match="DataLoader worker") as caught:
+        make(loader, Waits()).train()
+    assert not any("raised in before_step" in note for note in notes(caught.value))
+
+
+def test_the_trainer_is_freed_all_the_same():
+    """Looking through the traceback leaves no cycle behind."""
+
+    def fail():
+        trainer = make(DataLoader(Data("exits"), num_workers=1))
+        try:
+            trainer.train()
+        except Exception as error:
+            return weakref.ref(trainer), weakref.ref(trainer.loaders["train"]), type(error)
+
+    gc.collect()
+    gc.disable()
+    try:
+        trainer, loader, kind = fail()
+        assert issubclass(kind, Exception)
+        assert (trainer(), loader()) == (None, None)
+    finally:
+        gc.enable()
+
+
+def test_errors_of_a_dataset_are_its_own():
+    loader = DataLoader(Data("fails"), num_workers=1)
+    with pytest.raises(ValueError, match="sample 3") as caught:
+        make(loader).train()
+    assert not any("loader worker" in note for note in notes(caught.value))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("DataLoader")])
+def test_other_errors_are_not_about_workers(error):
+    assert not note_lost_workers(error, [[]])
+
+
+def test_only_a_loader_with_workers_and_a_timeout_is_watched():
+    for loader in ([1], DataLoader(Data()), DataLoader(Data(), num_workers=1)):
+        assert with_timeout(loader) is loader
+    assert with_timeout(DataLoader(Data(), num_workers=1, timeout=60)) is not None
+
+
+def test_the_watch_ends_with_the_epoch():
+    trainer = make(DataLoader(Data(), num_workers=1, timeout=60))
+    trainer.train()
+    watch = [thread for thread in threading.enumerate() if "_watch" in thread.name]
+    for thread in watch:
+        thread.join(5)
+    assert not any(thread.is_alive() for thread in watch)
+    assert trainer.step == 6
+
+
+def test_causes():
+    assert _cause(3) == "exited with code 3"
+    assert _cause(-11) == "was killed by signal 11 (SIGSEGV)"
+    assert "memory" in _cause(-9)
+    assert _cause(-63).startswith("was killed by signal 63")
+    assert not _stopped(os.getpid())
+    assert not _stopped(2**30)
