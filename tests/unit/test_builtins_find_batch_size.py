@@ -221,6 +221,20 @@ class TestWhatIsLeft:
         assert (outcome.status, outcome.step) == ("stopped", 0)
         assert outcome.reason == "find_batch_size found 16; find_batch_size.apply = true trains with it"
 
+    def test_a_request_to_stop_ends_the_search(self):
+        class Stops:
+            @hookimpl(wrapper=True)
+            def compute_loss(self, trainer, batch):
+                if len(batch[0]) == 8:
+                    trainer.stop("a signal")
+                return (yield)
+
+        finder = FindBatchSize()
+        trainer, outcome = search(finder, Limited(20), train_first=[Stops()])
+        assert (outcome.status, outcome.reason, outcome.step) == ("stopped", "a signal", 0)
+        assert [size for size, _ in finder.tried] == [2, 4, 8]
+        assert (finder.size, trainer.loaders["train"].batch_size) == (None, 3)
+
     @pytest.mark.parametrize("order", [1, -1])
     def test_a_schedule_knows_the_new_length(self, order):
         """40 samples, 7 in a batch: 6 updates in an epoch, so the linear schedule over two epochs falls by 1/12."""

@@ -344,6 +344,26 @@ class TestNothingIsLeft:
         assert trainer.hooks.after_update is not None
         assert "broken" not in trainer.metrics
 
+    def test_a_request_to_stop_outlasts_it(self):
+        """As a signal would make it, whose handler does not know of a test."""
+
+        class Stops:
+            calls = 0
+
+            @hookimpl(wrapper=True)
+            def compute_loss(self, trainer):
+                self.calls += 1
+                if self.calls == 3:
+                    trainer.stop("a signal")
+                return (yield)
+
+        finder = FindLR(updates=9, apply=True)
+        trainer, follower = noisy([finder, Stops()])
+        outcome = trainer.train()
+        assert (outcome.status, outcome.reason, outcome.step) == ("stopped", "a signal", 0)
+        assert len(finder.rates) == 2
+        assert follower.calls == []
+
     def test_workers_that_persist_begin_anew(self):
         """What they draw is that of a run without a test; they would go on from where it left them."""
 

@@ -73,8 +73,6 @@ class Throughput:
         self._mark: float | None = None  # when the last step ended, or the waiting for the first one began
         self._pauses = 0
         self._window, self._total = _Count(), _Count()
-        unused = "_count_samples" if tokens not in (None, "sequence") else "_count_tokens"
-        vars(self)[unused] = None  # only one of the two listens to after_step
 
     @hookimpl
     def setup(self, trainer: Trainer) -> None:
@@ -93,15 +91,13 @@ class Throughput:
         """Begin to wait for the first batch."""
         self._mark = self._clock()
 
-    @hookimpl(specname="after_step")
-    def _count_samples(self, batch: Batch) -> None:
-        self._add(batch, elements_of(batch) if self.tokens else 0)
-
-    @hookimpl(specname="after_step")
-    def _count_tokens(self, batch: Batch, output: Output) -> None:
-        self._add(batch, tokens_of(str(self.tokens), batch, output))
-
-    def _add(self, batch: Batch, tokens: Any) -> None:
+    @hookimpl
+    def after_step(self, batch: Batch, output: Output) -> None:
+        """Count the step."""
+        if self.tokens is None:
+            tokens: Any = 0
+        else:
+            tokens = elements_of(batch) if self.tokens == "sequence" else tokens_of(self.tokens, batch, output)
         now = self._clock()
         if self._mark is not None:  # as it is for one that came in the middle of an epoch
             self._window.add(1, batch_size(batch), tokens, now - self._mark)
