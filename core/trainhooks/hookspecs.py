@@ -159,7 +159,7 @@ def make_loader(trainer: Trainer, split: str) -> Iterable[Batch] | None:
     """Build the loader of one split.
 
     Called once for each split that is used and was not passed to ``Trainer``: ``"train"`` before the first training,
-    others when they are first evaluated or predicted.
+    others when they are first evaluated or predicted; what making those draws from random generators is put back.
 
     By default the run stops with an error that asks for one.
 

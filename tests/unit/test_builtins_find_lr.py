@@ -8,13 +8,13 @@ import math
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainhooks import DataError, OptionError, SkipStep, Trainer, TrainingError, UsageError, hookimpl
-from trainhooks_builtins import EMA, LR, Accumulate, Checkpoint, Clip, FindLR, NanGuard, Spike
+from trainhooks_builtins import AMP, EMA, LR, Accumulate, Checkpoint, Clip, Evaluation, FindLR, Mixup, NanGuard, Spike, Timer
 from trainhooks_builtins._lr_curve import _longest_fall, _slopes, suggestions
 
 
@@ -252,11 +252,13 @@ class TestSuggestions:
     def test_nothing_where_the_loss_does_not_fall(self, losses):
         assert set(suggestions([1.0, 2.0, 3.0][: len(losses)], losses).values()) == {None}
 
+    @settings(deadline=None)
     @given(st.lists(st.floats(-100, 100), min_size=3, max_size=12))
     def test_slopes_are_numpys_for_even_steps(self, losses):
         x = [0.5 * i for i in range(len(losses))]
         assert _slopes(x, losses) == pytest.approx(list(np.gradient(losses, 0.5)), abs=1e-9)
 
+    @settings(deadline=None)
     @given(st.lists(st.integers(0, 9), min_size=1, max_size=9))
     def test_longest_fall_is_the_longest(self, losses):
         found = _longest_fall(losses)
@@ -284,6 +286,28 @@ class TestNothingIsLeft:
         plain.train()
         assert follower.calls == other.calls and len(other.calls) == 50
         assert_same(everything(tested), everything(plain))
+
+    def test_with_every_plugin_that_has_a_part_in_the_steps(self, tmp_path):
+        def plugins():
+            return [AMP("float16"), Accumulate(2), Clip(1.0), EMA(), Mixup(), NanGuard(), Spike(), Timer(), LR(), Evaluation()]
+
+        def run(*more, folder):
+            trainer, follower = noisy([*plugins(), *more], work_dir=tmp_path / folder)
+            trainer.train()
+            return trainer, follower
+
+        tested, follower = run(FindLR(min_lr=1e-4, max_lr=1.0, updates=13), folder="tested")
+        tested.unregister("find_lr")
+        tested.train()
+        plain, other = run(folder="plain")
+        assert follower.calls == other.calls and len(other.calls) > 30
+        one, two = everything(tested), everything(plain)
+        times = ("time/", "amp/")  # a stopped run has logged its loss scale
+        for found in (one, two):
+            found["metrics"] = {name: value for name, value in sorted(found["metrics"].items()) if not name.startswith(times)}
+        assert_same(one, two)
+        for name in ("amp", "ema", "spike", "accumulate", "nan_guard"):
+            assert_same(tested.plugins[name].state_dict(), plain.plugins[name].state_dict(), name)
 
     def test_everything_is_as_it_was_found(self):
         trainer, _ = noisy([finder := FindLR(updates=7)])

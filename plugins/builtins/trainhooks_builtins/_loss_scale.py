@@ -95,6 +95,7 @@ class LossScale:
         its_own = self._scaler.state_dict()
         self._scaler.load_state_dict({**its_own, "scale": state["scale"], "_growth_tracker": state["growth_tracker"]})
         self.skipped_in_a_row, self.is_scaled = state["skipped_in_a_row"], state["is_scaled"]
+        self.made = self.skipped = 0
 
 
 class _Everything:
