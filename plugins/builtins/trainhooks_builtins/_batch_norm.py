@@ -73,13 +73,8 @@ def measured(
     return {name: copy for name, (buffer, copy) in copies.items() if id(buffer) in ids} if number else {}
 
 
-def unreadable(loader: Iterable[Any] | None, *, reading: bool = False) -> str:
-    """Return why a train loader cannot be read from its beginning without harm, or nothing.
-
-    Args:
-        loader: The loader.
-        reading: Whether it is being read; ``measured`` reads a twin, so this makes no difference.
-    """
+def unreadable(loader: Iterable[Any] | None) -> str:
+    """Return why a train loader cannot be read from its beginning without harm, or nothing."""
     if loader is None:
         return "there is no train loader"
     return "the train loader can be read once only" if isinstance(loader, Iterator) else ""

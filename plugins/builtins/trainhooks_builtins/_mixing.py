@@ -141,7 +141,7 @@ class MixedLoss:
 
 def draw_share(alpha: float) -> float:
     """Return a number drawn from Beta(alpha, alpha) by torch's generator on the host, whose state checkpoints hold."""
-    return number_of(torch.distributions.Beta(alpha, alpha, validate_args=False).sample())
+    return float(number_of(torch.distributions.Beta(alpha, alpha, validate_args=False).sample()))
 
 
 def number_of(drawn: Tensor) -> Any:
