@@ -269,8 +269,11 @@ def runs(pid):
 
 
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")  # what is tested here
-def test_wk_02_a_thread_logs_while_workers_start(make_trainer):
-    """A thread holds the lock of the log nearly all the time; the workers, which were forked meanwhile, log too."""
+def test_wk_02_a_thread_logs_while_workers_start(make_trainer, monkeypatch):
+    """A thread holds the lock of the log nearly all the time; the workers, which were forked meanwhile, log too.
+
+    Into a handler of its own: the lock inside a file object, which pytest's handlers write to, is beyond what Python mends.
+    """
     written = []
 
     class Slow(logging.Handler):
@@ -291,6 +294,7 @@ def test_wk_02_a_thread_logs_while_workers_start(make_trainer):
             logging.getLogger("trainhooks").warning("main")
 
     handler, ended = Slow(), threading.Event()
+    monkeypatch.setattr(logging.getLogger("trainhooks"), "propagate", False)
     logging.getLogger("trainhooks").addHandler(handler)
     thread = threading.Thread(target=talk)
     thread.start()
