@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from .data import batch_size, call_model, generators_of, no_batches, to_device
 from .errors import DataError, SkipStep, UsageError
@@ -16,6 +19,8 @@ from .metrics import Series, is_scalar, to_host
 from .workers import with_timeout
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from .trainer import Trainer
     from .types import Batch, Metrics, Output
 
@@ -30,7 +35,7 @@ def evaluate(trainer: Trainer, split: str) -> Metrics:
         if hooks.before_eval is not None:
             hooks.before_eval(trainer=trainer, split=split)
         batches = dropped = 0
-        for raw in with_timeout(loader):
+        for raw in with_timeout(unshared(trainer, loader)):
             try:
                 batch = hooks.prepare_batch(trainer=trainer, batch=raw)
             except SkipStep:  # a filter of batches; what it keeps is what is measured
@@ -46,6 +51,9 @@ def evaluate(trainer: Trainer, split: str) -> Metrics:
                 message = f"evaluation of {split!r}: prepare_batch dropped all of its {dropped} batches"
                 raise DataError(message)
             raise no_batches(loader, f"evaluation of {split!r}")
+        if means and not any(series.result()[1] for series in means.values()):
+            message = f"evaluation of {split!r}: none of its {batches} batches has a sample, or a weight above 0"
+            raise DataError(message)
         values = {name: series.result()[0] for name, series in means.items()}
         for name, measure in measures.items():
             values = merged(values, computed(trainer, name, measure))
@@ -79,7 +87,7 @@ def predict(trainer: Trainer, split: str) -> list[Any]:
     with inference_mode(trainer, split):
         if hooks.before_predict is not None:
             hooks.before_predict(trainer=trainer, split=split)
-        for raw in with_timeout(loader):
+        for raw in with_timeout(unshared(trainer, loader)):
             try:
                 batch = hooks.prepare_batch(trainer=trainer, batch=raw)
             except SkipStep:
@@ -99,6 +107,22 @@ def predict_step(trainer: Trainer, batch: Batch, split: str) -> Any:
     if trainer.loss is not None and isinstance(batch, tuple | list) and len(batch) > 1:
         batch = batch[:-1]
     return call_model(trainer.model, batch)
+
+
+def unshared(trainer: Trainer, loader: Iterable[Batch]) -> Iterable[Batch]:
+    """Return what reads a loader from its beginning, and leaves an epoch that is being trained with it where it is.
+
+    A loader whose workers persist has one iterator, which every ``iter()`` sets back.
+    """
+    training = trainer._batches is not None and loader is trainer.loaders.get("train")
+    return twin_of(loader) if training and isinstance(loader, DataLoader) else loader
+
+
+def twin_of(loader: DataLoader[Any]) -> DataLoader[Any]:
+    """Return a loader of the same batches that can be read while the other one is, with workers of its own where they persist."""
+    twin = copy.copy(loader)
+    twin._iterator = None
+    return twin
 
 
 @contextmanager
@@ -178,25 +202,36 @@ def add_output(means: dict[str, Series], measures: dict[str, Any], output: Outpu
     """Add the scalars of one batch's output to the means, and the objects in it to the measures.
 
     Raises:
-        UsageError: The output is no mapping, or has another object of the same name than before.
+        UsageError: The output is no mapping, its weight is none, or it has another object of the same name than before.
     """
     if not isinstance(output, Mapping):
         message = f"eval_step must return a mapping of named values, not {type(output).__name__}"
         raise UsageError(message)
-    weight = output.get("weight")
-    if weight is None:
-        weight = batch_size(batch)
+    weight = _weight(output, batch)
     for name, value in output.items():
         if is_scalar(value):
             if name != "weight":
-                number = value.detach().clone() if isinstance(value, torch.Tensor) else float(value)
-                means.setdefault(name, Series("mean")).add(number, float(weight))
+                series = means.setdefault(name, Series("mean"))
+                if weight > 0:  # else it counts for nothing, and is often NaN: the mean of no samples
+                    series.add(value.detach().clone() if isinstance(value, torch.Tensor) else float(value), weight)
         elif not isinstance(value, torch.Tensor) and is_measure(value) and measures.setdefault(name, value) is not value:
             message = (
                 f"eval_step returned another {type(value).__name__} as {name!r} than before; make it once, update it with each "
                 "batch and return it each time"
             )
             raise UsageError(message)
+
+
+def _weight(output: Output, batch: Batch) -> float:
+    given = output.get("weight")
+    if given is None:
+        return batch_size(batch)
+    weight = float(given) if is_scalar(given) or _has_one_element(given) else math.nan
+    if not 0 <= weight < math.inf:
+        what = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) and given.numel() != 1 else repr(given)
+        message = f"eval_step returned the weight {what}: it says for how much the batch counts, one number, 0 or more"
+        raise UsageError(message)
+    return weight
 
 
 def computed(trainer: Trainer, name: str, measure: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Sequence
 
     from trainhooks import Trainer
-    from trainhooks.types import Batch, Output
+    from trainhooks.types import Batch, Metrics, Output
 
 
 class BatchMixing:
@@ -79,20 +79,30 @@ class BatchMixing:
         pairs, share, loss = self._pairs, self._share, trainer.loss
         if pairs is None or loss is None:
             return (yield)
-        trainer.loss = MixedLoss(loss, pairs, share)
+        trainer.loss = mixed = MixedLoss(loss, pairs, share)
         try:
             output = yield
-            asked = trainer.loss.asked
         finally:
             trainer.loss = loss
             self._pairs = None
-        if not asked:
+        if not mixed.asked:
             message = (
                 f"{self.name} mixed the batch, but the step computed its loss without trainer.loss, so the targets were not "
                 "mixed: call trainer.loss(output, target) in compute_loss or train_step"
             )
             raise UsageError(message)
         return output
+
+    @hookimpl(wrapper=True)
+    def evaluate(self, trainer: Trainer) -> Generator[None, Metrics, Metrics]:
+        """Measure with the loss function itself, also within a step."""
+        loss = trainer.loss
+        while isinstance(trainer.loss, MixedLoss):
+            trainer.loss = trainer.loss.plain
+        try:
+            return (yield)
+        finally:
+            trainer.loss = loss
 
     def _checked(self, batch: Batch) -> Sequence[Tensor]:
         """Return the batch if it can be mixed.
@@ -124,16 +134,29 @@ class MixedLoss:
     """
 
     def __init__(self, loss: Callable[..., Any], pairs: Tensor, share: float) -> None:
-        self._loss, self._pairs, self._share = loss, pairs, share
+        #: What it mixes.
+        self.plain = loss
+        self._pairs, self._share = pairs, share
         #: Whether it was called.
         self.asked = False
 
-    def __call__(self, output: Any, target: Tensor) -> Any:
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Return the mixed loss; the target is the second argument, or that of the name ``target``."""
         self.asked = True
-        own, other = self._loss(output, target), self._loss(output, target[self._pairs])
+        own, other = self.plain(*arguments, **options), self._of_the_others(*arguments, **options)
         if isinstance(own, Mapping):
             return {name: self._mix(own[name], other[name]) for name in own}
         return self._mix(own, other)
+
+    def __getattr__(self, name: str) -> Any:
+        """Be like the function in everything else."""
+        return getattr(self.plain, name)
+
+    def _of_the_others(self, *arguments: Any, **options: Any) -> Any:
+        if "target" in options:
+            return self.plain(*arguments, **{**options, "target": options["target"][self._pairs]})
+        output, target, *more = arguments
+        return self.plain(output, target[self._pairs], *more, **options)
 
     def _mix(self, own: Any, other: Any) -> Any:
         return self._share * own + (1 - self._share) * other

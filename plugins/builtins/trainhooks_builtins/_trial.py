@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from torch.utils.data import DataLoader
 
 from trainhooks import DataError, SkipStep
 from trainhooks.data import no_batches, read_epoch
+from trainhooks.inference import twin_of
 from trainhooks.metrics import MetricBus
 from trainhooks.order import DEFAULT_PHASE
 
@@ -134,9 +134,7 @@ def lent(trainer: Trainer) -> Iterator[Iterable[Batch]]:
         finally:
             trainer.loaders["train"] = chain(taken, loader)
     elif isinstance(loader, DataLoader):
-        twin = copy.copy(loader)
-        twin._iterator = None  # workers of its own: those that persist go on from where a trial left them
-        yield twin
+        yield twin_of(loader)
     else:
         yield loader
 

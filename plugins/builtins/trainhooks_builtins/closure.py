@@ -57,8 +57,14 @@ def implementation(hook: str, function: Callable[..., Any] | str) -> Callable[..
     plain = inspect.isroutine(function) or isinstance(function, functools.partial | type)
     known: Any = function if plain else function.__call__  # type: ignore[operator]  # of an object, its method is the function
     mark = getattr(known, f"{PROJECT}_impl", {})
-
     yields = mark.get("wrapper", False) or inspect.isgeneratorfunction(inspect.unwrap(known))
+    try:
+        signature = inspect.signature(known)
+    except (TypeError, ValueError):
+        message = f"{hook} = {function!r}: nobody can tell its arguments; give a function that calls it"
+        raise OptionError(message) from None
+    if isinstance(function, functools.partial) and not inspect.iscoroutinefunction(function):
+        known, signature = _without_bound(function, signature, yields=yields)
 
     def call(*arguments: Any) -> Any:
         return known(*arguments)
@@ -66,10 +72,33 @@ def implementation(hook: str, function: Callable[..., Any] | str) -> Callable[..
     def wrap(*arguments: Any) -> Generator[None, Any, Any]:
         return (yield from known(*arguments))
 
-    call = functools.update_wrapper(wrap if yields else call, known, updated=())  # its signature and its place, not its marks
+    made: Any = functools.update_wrapper(wrap if yields else call, known, updated=())  # its place, not its marks
+    made.__signature__ = signature
     order = {name: mark[name] for name in ("tryfirst", "trylast") if name in mark}
-    marked: Callable[..., Any] = hookimpl(specname=hook, wrapper=yields, **order)(call)
+    marked: Callable[..., Any] = hookimpl(specname=hook, wrapper=yields, **order)(made)
     return marked
+
+
+def _without_bound(
+    function: functools.partial[Any], signature: inspect.Signature, *, yields: bool
+) -> tuple[Callable[..., Any], inspect.Signature]:
+    """Return a function with the arguments that a partial one leaves open, and its signature.
+
+    pluggy reads the names of arguments from a function's code, which a partial one has not.
+    """
+    left = [one for name, one in signature.parameters.items() if name not in function.keywords]
+    names = [one.name for one in left]
+    # What comes after an argument that is bound by its name can only be given by name.
+    given = ", ".join(f"{one.name}={one.name}" if one.kind is one.KEYWORD_ONLY else one.name for one in left)
+    result = f"(yield from function({given}))" if yields else f"function({given})"
+    code = getattr(inspect.unwrap(function.func), "__code__", None)
+    file, line = (code.co_filename, code.co_firstlineno) if code is not None else ("<partial>", 1)
+    text = "\n" * (line - 1) + f"def call({', '.join(names)}): return {result}"
+    namespace: dict[str, Any] = {"function": function}
+    exec(compile(text, file, "exec"), namespace)  # noqa: S102 - made of names of arguments
+    any_way = inspect.Parameter.POSITIONAL_OR_KEYWORD
+    open_ones = [one.replace(kind=any_way) if one.kind is one.KEYWORD_ONLY else one for one in left]
+    return namespace["call"], signature.replace(parameters=open_ones)
 
 
 def _loaded(hook: str, reference: str) -> Callable[..., Any]:
