@@ -1,8 +1,8 @@
 """The engine's calls of the hooks, typed by the hookspecs themselves.
 
 ``trainer.hooks.before_step`` is ``None`` while nobody implements that event, and ``trainer.hooks.train_step`` is the
-engine's own function while only the engine implements that stage, so either costs one attribute test a step. Everything
-else goes through pluggy. The attributes are computed when plugins change, never in the loop.
+engine's own function while only the engine implements that stage, so either costs one attribute test a step. Hooks without
+wrappers are compiled (``plan``), those with wrappers go through pluggy. All of it is computed when plugins change, never in the loop.
 """
 
 from __future__ import annotations
