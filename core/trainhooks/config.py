@@ -171,6 +171,12 @@ class Config:
             if not (equals and dot and plugin and name):
                 message = f"-o {word}: write it as PLUGIN.KEY=VALUE"
                 raise UsageError(message)
+            first, dot, _ = plugin.partition(".")
+            if dot and ":" not in plugin:  # neither a plugin's name nor module:attribute has one
+                message = (
+                    f"-o {word}: write a key inside of an option as a table, -o {first}.{target.split('.')[1]}={{{name}=...}}"
+                )
+                raise UsageError(message)
             self.choices.append(Choice(plugin, True, f"-o {word}", COMMAND_LINE))
             _set_once(self.plugins.setdefault(plugin, {}), name, _typed(text, f"-o {word}"))
         for word in settings:

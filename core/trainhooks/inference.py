@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from .data import batch_size, call_model, generators_of, no_batches, to_device
-from .errors import DataError, SkipStep, UsageError
+from .errors import ControlFlow, DataError, SkipStep, UsageError
 from .loop import named_loss
 from .markers import hookimpl
 from .metrics import Series, is_scalar, to_host
@@ -84,7 +84,7 @@ def predict(trainer: Trainer, split: str) -> list[Any]:
     loader = trainer.loader(split)
     outputs = []
     host = torch.device("cpu")
-    with inference_mode(trainer, split):
+    with inference_mode(trainer, split), no_steering(f"prediction of {split!r}"):
         if hooks.before_predict is not None:
             hooks.before_predict(trainer=trainer, split=split)
         for raw in with_timeout(unshared(trainer, loader)):
@@ -142,6 +142,20 @@ def inference_mode(trainer: Trainer, split: str) -> Iterator[None]:
             generator.set_state(state)
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def no_steering(what: str) -> Iterator[None]:
+    """Turn a request to skip a step or an epoch, which would reach a training that runs around this, into an error.
+
+    Raises:
+        UsageError: There was one.
+    """
+    try:
+        yield
+    except ControlFlow as request:
+        message = f"{type(request).__name__} was raised in the {what}; it steers training only"
+        raise UsageError(message) from request
 
 
 class WatchedLoss:
@@ -209,11 +223,12 @@ def add_output(means: dict[str, Series], measures: dict[str, Any], output: Outpu
         raise UsageError(message)
     weight = _weight(output, batch)
     for name, value in output.items():
-        if is_scalar(value):
+        if is_scalar(value) or (name == "loss" and _has_one_element(value)):
             if name != "weight":
                 series = means.setdefault(name, Series("mean"))
                 if weight > 0:  # else it counts for nothing, and is often NaN: the mean of no samples
-                    series.add(value.detach().clone() if isinstance(value, torch.Tensor) else float(value), weight)
+                    number = value.detach().reshape(()).clone() if isinstance(value, torch.Tensor) else float(value)
+                    series.add(number, weight)
         elif not isinstance(value, torch.Tensor) and is_measure(value) and measures.setdefault(name, value) is not value:
             message = (
                 f"eval_step returned another {type(value).__name__} as {name!r} than before; make it once, update it with each "
@@ -228,7 +243,9 @@ def _weight(output: Output, batch: Batch) -> float:
         return batch_size(batch)
     weight = float(given) if is_scalar(given) or _has_one_element(given) else math.nan
     if not 0 <= weight < math.inf:
-        what = f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) and given.numel() != 1 else repr(given)
+        what = (
+            f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) and given.numel() != 1 else repr(given)
+        )
         message = f"eval_step returned the weight {what}: it says for how much the batch counts, one number, 0 or more"
         raise UsageError(message)
     return weight

@@ -463,7 +463,8 @@ def _has_any_part(plugin: Plugin) -> bool:
     """Return whether a plugin does anything; a project file may be empty, or hold nothing but classes."""
     if plugin.source == "project" and inspect.ismodule(plugin.object):
         return True
-    return any(hook_functions(plugin.object)) or any(hasattr(plugin.object, name) for name in ("hookspecs", "state_dict"))
+    stateful = hasattr(plugin.object, "state_dict") and not type(plugin.object).__module__.startswith("torch.")
+    return stateful or hasattr(plugin.object, "hookspecs") or any(hook_functions(plugin.object))
 
 
 def function_place(function: Callable[..., Any]) -> str:

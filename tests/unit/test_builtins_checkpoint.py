@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainhooks import CheckpointError, OptionError, UsageError, hookimpl
+from trainhooks import CheckpointError, DataError, OptionError, UsageError, hookimpl
 from trainhooks_builtins import Checkpoint, Evaluation
 from trainhooks_builtins import checkpoint as module
 from trainhooks_builtins.checkpoint import list_checkpoints, read_checkpoint, write_checkpoint
@@ -246,10 +246,23 @@ class TestBest:
         text = (tmp_path / "run" / "checkpoints" / "step-00000004" / "manifest.json").read_text()
         assert json.loads(text, parse_constant=pytest.fail)["metrics"]["val/score"] is None  # NaN is no JSON
 
-    def test_a_misspelt_metric_is_said(self, make_trainer, tmp_path, messages):
+    def test_a_misspelt_metric_ends_the_run_at_its_first_evaluation(self, make_trainer, tmp_path):
         parts = [Evaluation(every_steps=1), Measures(1.0, 2.0), Checkpoint(best="val/scoer")]
-        make_trainer(parts, val=(1.0,), max_steps=2, work_dir=tmp_path / "run").train()
-        assert any("'val/scoer' was never measured" in text and "val/score" in text for text in messages())
+        trainer = make_trainer(parts, val=(1.0,), max_steps=2, work_dir=tmp_path / "run")
+        with pytest.raises(
+            DataError, match=r"checkpoint.best = 'val/scoer' is not among the metrics; did you mean 'val/score'\?: val/score"
+        ):
+            trainer.train()
+        assert steps(tmp_path / "run") == [1]  # what was trained is not lost
+
+    def test_the_end_says_where_the_best_is(self, make_trainer, tmp_path, messages):
+        plugin = Checkpoint(every_steps=1, keep=1, best="val/score")
+        trainer = make_trainer(
+            [Evaluation(every_steps=1), Measures(1.0, 3.0, 2.0), plugin], val=(1.0,), max_steps=3, work_dir=tmp_path / "run"
+        )
+        trainer.train()
+        assert plugin.best_path(trainer) == tmp_path / "run/checkpoints/step-00000002"
+        assert f"the checkpoint with the best val/score, 3, is {plugin.best_path(trainer)}" in messages()
 
     def test_the_first_is_saved_at_its_evaluation(self, make_trainer, tmp_path):
         saves = Saves()

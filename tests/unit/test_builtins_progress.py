@@ -47,7 +47,7 @@ class Logs:
 
 @pytest.mark.parametrize(
     ("options", "expected"),
-    [({}, "a 1.235  b 7  train/loss -1"), ({"metrics": ("b", "not there")}, "b 7"), ({"metrics": ("time/own",)}, "time/own 2")],
+    [({}, "train/loss -1  a 1.235  b 7"), ({"metrics": ("b", "not there")}, "b 7"), ({"metrics": ("time/own",)}, "time/own 2")],
 )
 def test_which_metrics(make_trainer, capsys, options, expected):
     """Times are left out unless they are asked for; four digits are enough to follow a run."""

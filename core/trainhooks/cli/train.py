@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,9 +11,11 @@ import click
 from trainhooks.cli.output import as_json
 from trainhooks.cli.runs import removed_if_unused, run_folder
 from trainhooks.cli.target import directory_of, is_reference, make_trainer, read_config, run_options
-from trainhooks.errors import UsageError
+from trainhooks.errors import UsageError, add_note
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from trainhooks import Trainer
 
 
@@ -28,14 +31,27 @@ def train(target: str, resume: str | None, overwrite: bool, strict_plugins: bool
     TARGET is a directory with a trainconf.py (default: this one), or module:attribute giving a Trainer.
     """
     trainer = _trainer(target, resume, overwrite, strict_plugins, chosen)
-    with removed_if_unused(trainer.work_dir):
+    with removed_if_unused(trainer.work_dir), _way_back(trainer):
         outcome = trainer.train(resume=resume)
+    if not json_wanted and "progress" not in trainer.plugins:
+        click.echo(f"{outcome.status} ({outcome.reason}) at step {outcome.step}")
     if json_wanted:
         click.echo(as_json({**vars(outcome), "work_dir": trainer.work_dir, "checkpoint": _checkpoint(trainer)}))
     elif trainer.work_dir is not None:
         click.echo(f"run folder: {trainer.work_dir}")
         if (path := _checkpoint(trainer)) is not None:
             click.echo(f"checkpoint: {path}")
+
+
+@contextmanager
+def _way_back(trainer: Trainer) -> Iterator[None]:
+    """Say where the run is and how to go on with it, when it ends in the middle."""
+    try:
+        yield
+    except BaseException as error:
+        if trainer.work_dir is not None and (path := _checkpoint(trainer)) is not None:
+            add_note(error, f"run folder: {trainer.work_dir}; --resume auto goes on from its newest checkpoint, {path.name}")
+        raise
 
 
 def _checkpoint(trainer: Trainer) -> Path | None:

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.serialization import get_unsafe_globals_in_checkpoint
 
-from trainhooks import CheckpointError, OptionError, UsageError, hookimpl
+from trainhooks import CheckpointError, DataError, OptionError, UsageError, hookimpl
 from trainhooks.best import Best, Mode
 from trainhooks.intervals import Interval
+from trainhooks.suggest import suggestion
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -114,8 +115,10 @@ class Checkpoint:
                 self._request(trainer, None, "best")
             elif best.step is None:
                 self._unmeasured = f"it was {metrics[best.metric]}"
-        elif best.metric.startswith(f"{split}/"):
-            self._unmeasured = f"it is not among {', '.join(metrics) or 'the metrics, of which there are none'}"
+        elif best.metric.startswith(f"{split}/") and best.step is None and self._unmeasured is None:
+            names = ", ".join(metrics) or "which there are none"
+            message = f"checkpoint.best = {best.metric!r} is not among the metrics{suggestion(best.metric, metrics)}: {names}"
+            raise DataError(message)
 
     @hookimpl
     def after_train(self, trainer: Trainer) -> None:
@@ -130,6 +133,15 @@ class Checkpoint:
         is_new = self.saved_step != trainer.step or self._outdated
         if (self.at_end or is_best) and outcome.step > 0 and is_new:
             trainer.save_checkpoint(trainer.checkpoint_path(), "final")
+        if (path := self.best_path(trainer)) is not None and self.best is not None:
+            log.info("the checkpoint with the best %s, %g, is %s", self.best.metric, self.best.value, path)
+
+    def best_path(self, trainer: Trainer) -> Path | None:
+        """Return where the checkpoint with the best value is, or ``None`` if there is none."""
+        if trainer.work_dir is None or self.best is None or self.best.step is None:
+            return None
+        path = trainer.work_dir / "checkpoints" / f"step-{self.best.step:08d}"
+        return path if path.is_dir() else None
 
     def _request(self, trainer: Trainer, step: int | None, kind: str) -> None:
         if trainer.work_dir is not None and (step is None or step != self.saved_step):

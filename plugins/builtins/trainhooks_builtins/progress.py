@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _REFRESH_S = 0.1
 _LINES = 20
 _SILENCE_S = 60.0
+_TELLING = 3  # metrics that come before the speed
 
 
 class Rate:
@@ -133,14 +134,15 @@ class Progress:
         assert self._rate is not None  # noqa: S101 - set in before_train
         now = self._clock()
         rate, left = self._rate.per_second(step, now), self._rate.seconds_left(step, trainer.total_steps, now)
-        facts = "  ".join(filter(None, (self._metrics(trainer), f"{_short(rate)} steps/s" if rate else "")))
-        if self._bar is not None:
-            self._bar.update(self._task, completed=step, facts=f"{_duration(left)} left  {facts}", total=trainer.total_steps)
+        metrics, speed = self._metrics(trainer), [f"{_short(rate)} steps/s"] if rate else []
+        if self._bar is not None:  # whose end a narrow terminal does not show
+            facts = "  ".join([f"{_duration(left)} left", *metrics[:_TELLING], *speed, *metrics[_TELLING:]])
+            self._bar.update(self._task, completed=step, facts=facts, total=trainer.total_steps)
             self._next_step = step + max(int((rate or 0) * _REFRESH_S), 1)
             return
         if step != self._shown and (last or now >= self._next_time or self._is_mark(step, trainer.total_steps)):
             self._shown, self._next_time = step, now + _SILENCE_S
-            print(f"{self._counts(trainer, step)}  {facts}  {_duration(left)} left".replace("    ", "  "), flush=True)
+            print("  ".join([self._counts(trainer, step), *metrics, *speed, f"{_duration(left)} left"]), flush=True)
         self._next_step = self._next_mark(step, trainer.total_steps, (rate or 0) * (self._next_time - now))
 
     def _next_mark(self, step: int, total: int | None, in_silence: float) -> int:
@@ -159,10 +161,16 @@ class Progress:
         total = trainer.total_steps
         return f"step {step}/{total}" if total is not None else f"step {step}"
 
-    def _metrics(self, trainer: Trainer) -> str:
-        metrics, shown = trainer.metrics, ("", "train", *trainer.loaders)
-        names = self.metrics or [name for name in metrics if name.rpartition("/")[0] in shown]
-        return "  ".join(f"{name} {_short(metrics[name])}" for name in names if name in metrics)
+    def _metrics(self, trainer: Trainer) -> list[str]:
+        """Return the latest values, the most telling ones first: the loss, evaluations, what else is of training, the rest."""
+        metrics, splits = trainer.metrics, set(trainer.loaders) - {"train"}
+        names = self.metrics
+        if not names:
+            parts = {name: name.rpartition("/")[0] for name in metrics}
+            telling = {"train/loss": 0} | {name: 1 for name, split in parts.items() if split in splits}
+            names = tuple(name for name, split in parts.items() if split in ("", "train") or name in telling)
+            names = tuple(sorted(names, key=lambda name: telling.get(name, 2 if parts[name] else 3)))
+        return [f"{name} {_short(metrics[name])}" for name in names if name in metrics]
 
     def _print(self, line: str) -> None:
         if self._bar is not None:
