@@ -356,6 +356,9 @@ class Trainer(Driver):
             log.info("starting anew, since the checkpoint has no state of them: %s", ", ".join(missing))
         self._restored = {key: value for key, value in state.items() if key.startswith("plugins/")}
         self._restored = {key: value for key, value in self._restored.items() if key not in self.stateful}
+        if weights_only and self._restored:
+            names = ", ".join(key.removeprefix("plugins/") for key in self._restored)
+            log.info("the checkpoint has the state of plugins that are not active: %s; -p NAME lets one take part", names)
         self.load_counters(state["run"])
         if weights_only:
             self._eval_requests, self._checkpoint_request = {}, None

@@ -874,3 +874,10 @@ def test_a_broken_command_does_not_hide_the_others(cli, empty, command_of_a_plug
     cli("-h")
     cli("plugins")
     assert "trainhooks: command 'extra' (trainhooks-extra 1.0): " in cli("extra", expect=3).err
+
+
+def test_evaluate_says_what_the_checkpoint_has_and_nobody_uses(cli, project):
+    done = outcome(cli("train", "--json", "-p", "ema"))
+    plain = cli("evaluate", "--checkpoint", done["checkpoint"])
+    assert "the checkpoint has the state of plugins that are not active: ema; -p NAME lets one take part" in plain.err
+    assert "not active" not in cli("evaluate", "-p", "ema", "--checkpoint", done["checkpoint"]).err
