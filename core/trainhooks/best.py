@@ -3,22 +3,98 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any, Literal
+
+from .errors import OptionError
 
 Mode = Literal["auto", "min", "max"]
 
-#: Parts of names whose metrics are better when they are lower, though they have one of the others in them.
-_LOWER = ("loss", "err", "mape", "brier")
-#: Parts of names whose metrics are better when they are higher; everything else is taken to be an error or a loss.
-_HIGHER = ("acc", "auc", "f1", "precision", "recall", "map", "iou", "dice", "bleu", "rouge", "psnr", "ssim", "score", "r2")
+#: Words in the names of metrics that are better when they are lower, whatever other words there are.
+_LOWER = frozenset(
+    [
+        "loss",
+        "err",
+        "error",
+        "mse",
+        "mae",
+        "rmse",
+        "mape",
+        "brier",
+        "fid",
+        "kid",
+        "cost",
+        "distance",
+        "perplexity",
+        "ppl",
+        "wer",
+        "cer",
+        "nll",
+        "divergence",
+        "kl",
+    ]
+)
+#: Words in the names of those that are better when they are higher; everything else is taken to be an error or a loss.
+_HIGHER = frozenset(
+    [
+        "acc",
+        "accuracy",
+        "auc",
+        "auroc",
+        "auprc",
+        "f1",
+        "precision",
+        "recall",
+        "map",
+        "ap",
+        "ar",
+        "iou",
+        "miou",
+        "dice",
+        "mdice",
+        "macc",
+        "aacc",
+        "bleu",
+        "rouge",
+        "psnr",
+        "ssim",
+        "score",
+        "r2",
+        "top",
+        "ndcg",
+        "mrr",
+        "mcc",
+        "kappa",
+        "hit",
+        "hits",
+        "similarity",
+        "corr",
+        "correlation",
+        "reward",
+    ]
+)
 
 
 def direction(metric: str, mode: Mode = "auto") -> Literal["min", "max"]:
-    """Return whether lower or higher is better; ``"auto"`` infers it from the name, ``"min"`` where that says nothing."""
+    """Return whether lower or higher is better; ``"auto"`` infers it from the name, ``"min"`` where that says nothing.
+
+    Raises:
+        OptionError: There is no such mode.
+    """
+    if mode not in ("auto", "min", "max"):
+        message = f"mode = {mode!r}: must be 'auto', 'min' or 'max'"
+        raise OptionError(message)
     if mode != "auto":
         return mode
-    name = metric.rpartition("/")[2].lower()
-    return "max" if any(part in name for part in _HIGHER) and not any(part in name for part in _LOWER) else "min"
+    words = _words(metric.rpartition("/")[2])
+    return "max" if words & _HIGHER and not words & _LOWER else "min"
+
+
+def _words(name: str) -> set[str]:
+    """Return the words of a name, ``val_acc@5`` and ``MulticlassF1Score`` alike, with and without the digits at their end."""
+    parts = re.findall(r"[a-z]+\d*", name.lower()) + re.findall(r"[A-Z]+(?![a-z])\d*|[A-Z][a-z]+\d*|[A-Z]\d+", name)
+    words = {part.lower() for part in parts}
+    return words | {word.rstrip("0123456789") for word in words}
 
 
 class Best:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence, Sized
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from .errors import DataError
 
@@ -69,6 +71,15 @@ def read_epoch(loader: Iterable[Batch], length: int | None, skip: int = 0) -> It
         if next(batches, _END) is _END:
             break
     return batches
+
+
+def twin_of(loader: Iterable[Batch]) -> Iterable[Batch]:
+    """Return what reads the same batches while ``loader`` is being read: with workers of its own, where those persist."""
+    if not isinstance(loader, DataLoader):
+        return loader
+    twin = copy.copy(loader)
+    twin._iterator = None
+    return twin
 
 
 def generators_of(loader: object) -> list[torch.Generator]:

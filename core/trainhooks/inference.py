@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import DataLoader
 
-from .data import batch_size, call_model, generators_of, no_batches, to_device
+from .data import batch_size, call_model, generators_of, no_batches, to_device, twin_of
 from .errors import ControlFlow, DataError, SkipStep, UsageError
 from .loop import named_loss
 from .markers import hookimpl
@@ -115,14 +113,7 @@ def unshared(trainer: Trainer, loader: Iterable[Batch]) -> Iterable[Batch]:
     A loader whose workers persist has one iterator, which every ``iter()`` sets back.
     """
     training = trainer._batches is not None and loader is trainer.loaders.get("train")
-    return twin_of(loader) if training and isinstance(loader, DataLoader) else loader
-
-
-def twin_of(loader: DataLoader[Any]) -> DataLoader[Any]:
-    """Return a loader of the same batches that can be read while the other one is, with workers of its own where they persist."""
-    twin = copy.copy(loader)
-    twin._iterator = None
-    return twin
+    return twin_of(loader) if training else loader
 
 
 @contextmanager

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from trainhooks import DataError, Trainer, hookimpl
+from trainhooks import DataError, Trainer, UsageError, hookimpl
 from trainhooks_builtins import Checkpoint, Evaluation
 
 
@@ -404,3 +404,74 @@ class TestEV06:
         trainer = make_trainer([Filter(0), Reports()], val=(1.0, 2.0))
         with pytest.raises(DataError, match="prepare_batch dropped all of its 2 batches"):
             trainer.evaluate("val")
+
+    def test_ev_06_batches_without_samples(self, make_trainer):
+        """The mean of no samples is NaN and counts for nothing; a set of nothing but such batches is an empty one."""
+
+        class Tokens:
+            @hookimpl
+            def eval_step(self, batch):
+                count = int(batch.sum())
+                return {"loss": batch.sum() / count if count else torch.tensor(torch.nan), "weight": count}
+
+        trainer = make_trainer([Evaluation(), Reports()], val=(1.0,))
+        trainer.loaders["val"] = [torch.tensor([1.0, 3.0]), torch.zeros(0), torch.tensor([5.0])]
+        assert trainer.evaluate("val") == {"val/loss": 3.0}
+        trainer.loaders["val"] = [torch.zeros(0)] * 2
+        with pytest.raises(DataError, match="evaluation of 'val': none of its 2 batches has a sample"):
+            trainer.evaluate("val")
+        assert make_trainer([Tokens()], val=(4.0, 0.0)).evaluate("val") == {"val/loss": 1.0}
+        with pytest.raises(DataError, match="or a weight above 0"):
+            make_trainer([Tokens()], val=(0.0, 0.0)).evaluate("val")
+
+    @pytest.mark.parametrize("shape", [(1,), (1, 1)])
+    def test_ev_06_a_loss_with_a_dimension(self, make_trainer, shape):
+        """What training takes for a loss is measured as one."""
+
+        class Shaped:
+            @hookimpl
+            def compute_loss(self, batch):
+                return batch.sum().reshape(shape)
+
+        assert make_trainer([Shaped()], val=(1.0, 4.0)).evaluate("val") == {"val/loss": 2.5}
+
+    @pytest.mark.parametrize(
+        ("weight", "shown"), [(torch.ones(3), r"a tensor of shape \(3,\)"), (-1, "-1"), (float("nan"), "nan"), ("4", "'4'")]
+    )
+    def test_ev_06_a_weight_that_is_none(self, make_trainer, weight, shown):
+        class Weighs:
+            @hookimpl
+            def eval_step(self, batch):
+                return {"loss": batch.sum(), "weight": weight}
+
+        with pytest.raises(UsageError, match=f"the weight {shown}: it says for how much the batch counts"):
+            make_trainer([Weighs()], val=(1.0,)).evaluate("val")
+
+
+def test_the_train_loader_is_evaluated_while_it_is_trained_with(make_trainer):
+    """A loader whose workers persist has one iterator, which an evaluation of the same loader would set back."""
+
+    class Sees:
+        def __init__(self):
+            self.seen = []
+
+        @hookimpl
+        def after_step(self, batch):
+            self.seen.append(batch[0].item())
+
+    runs = []
+    for workers in (0, 1):
+        sees = Sees()
+        trainer = make_trainer([Evaluation(every_steps=3, splits=("train",)), sees], max_epochs=2)
+        values = TensorDataset(torch.arange(8.0))
+        trainer.loaders["train"] = DataLoader(
+            values,
+            collate_fn=lambda items: torch.stack([one for (one,) in items]),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+        )
+        outcome = trainer.train()
+        runs.append((sees.seen, outcome.metrics["train/loss"]))
+        del trainer
+    assert runs[0] == runs[1]
+    assert runs[1][0] == [float(value) for value in range(8)] * 2

@@ -194,3 +194,64 @@ def test_it_keeps_no_trainer(make_trainer):
         assert reference() is None
     finally:
         gc.enable()
+
+
+class TestPartialFunctions:
+    def test_arguments_that_are_bound_by_name(self, make_trainer):
+        """Also one in the middle, after which Python takes the others by name only."""
+        calls = []
+
+        def note(trainer, scale, output, *, unit):
+            calls.append((trainer.step, scale * output["loss"].item(), unit))
+
+        make_trainer([Closure(after_step=functools.partial(note, scale=2, unit="m"))], max_steps=1, start=3.0).train()
+        assert calls == [(0, 6.0, "m")]
+
+    def test_as_a_stage_among_wrappers(self, make_trainer):
+        """What calls it then is pluggy, which looks at the code of a function for the names of its arguments."""
+
+        class Wraps:
+            @hookimpl(wrapper=True)
+            def compute_loss(self):
+                return (yield)
+
+        def compute(scale, trainer):
+            return trainer.model.w * scale
+
+        trainer = make_trainer([Wraps(), Closure(compute_loss=functools.partial(compute, 5))], max_steps=2)
+        trainer.train()
+        assert trainer.model.w.item() == -10
+
+    @pytest.mark.parametrize("bound", [{"args": (4,)}, {"keywords": {"factor": 4}}], ids=["by place", "by name"])
+    def test_as_a_wrapper(self, make_trainer, bound):
+        def scaled(factor, batch):
+            assert batch.item() == 1.0
+            return factor * (yield)
+
+        function = functools.partial(scaled, *bound.get("args", ()), **bound.get("keywords", {}))
+        trainer = make_trainer([Closure(compute_loss=function)], max_steps=2)
+        trainer.train()
+        assert trainer.model.w.item() == -8
+
+    def test_a_message_has_the_place_of_the_function(self, make_trainer):
+        def note(scale, batches):
+            raise AssertionError
+
+        line = note.__code__.co_firstlineno
+        with pytest.raises(
+            PluginValidationError, match=rf"test_builtins_closure.py:{line}: the hook has no argument 'batches'"
+        ):
+            make_trainer([Closure(after_step=functools.partial(note, 1))])
+
+    def test_a_coroutine_is_refused_as_any_is(self, make_trainer):
+        async def note(trainer):
+            raise AssertionError
+
+        with pytest.raises(PluginValidationError, match="is async; hooks are plain functions"):
+            make_trainer([Closure(after_step=functools.partial(note))])
+
+
+@pytest.mark.parametrize("function", [dict, int])
+def test_what_has_no_signature(function):
+    with pytest.raises(OptionError, match=rf"after_step = {function}: nobody can tell its arguments"):
+        Closure(after_step=function)

@@ -410,3 +410,14 @@ def test_evaluation_of_a_checkpoint_through_a_wrapper_gives_the_logged_value(mak
     again = make_trainer([Evaluation(), Checkpoint(), Averaged()], val=(5.0,), start=7.0)
     assert again.evaluate("val", checkpoint=tmp_path / "run") == {"val/loss": -10.0}
     assert again.model.w.item() == -3.0  # the checkpoint's own weights are what stays
+
+
+def test_an_evaluation_outside_of_the_training_is_none_of_its_best(make_trainer):
+    """As for early_stopping and checkpoint: what counts is what the run measured; w is 0, then -1, -2, and the loss of 1 is w."""
+    evaluation = Evaluation(every_steps=1, mode="max")
+    trainer = make_trainer([evaluation], values=(1.0, 1.0), val=(1.0,))
+    assert trainer.evaluate("val") == {"val/loss": 0.0}
+    outcome = trainer.train()
+    trainer.evaluate("val")
+    assert (evaluation.best.value, evaluation.best.step) == (-1.0, 1)
+    assert outcome.metrics["best/val/loss"] == -1.0

@@ -1,6 +1,8 @@
 """``find_batch_size`` with a model that runs out of memory above a known size."""
 
 import copy
+import gc
+import weakref
 
 import pytest
 import torch
@@ -320,3 +322,23 @@ class TestLoaders:
         loader = DataLoader(TensorDataset(torch.ones(0)), batch_size=2)
         with pytest.raises(UsageError, match="the train loader has no samples"):
             search(FindBatchSize(), Limited(10), loader=loader)
+
+
+@pytest.mark.parametrize("apply", [True, False])
+def test_nothing_is_kept_in_a_cycle(apply):
+    """A trainer goes with its last reference, and with it the workers of the loader."""
+
+    class Raises(Limited):
+        def forward(self, x):
+            if len(x) > self.limit:
+                raise torch.OutOfMemoryError("CUDA out of memory")
+            return super().forward(x)
+
+    gc.disable()
+    try:
+        trainer, _ = search(FindBatchSize(apply=apply), Raises(8), 20)
+        left = weakref.ref(trainer), weakref.ref(trainer.model)
+        del trainer
+        assert [one() for one in left] == [None, None]
+    finally:
+        gc.enable()

@@ -2,8 +2,10 @@
 
 import copy
 import csv
+import gc
 import json
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -637,3 +639,17 @@ class TestSteps:
                 plugins=[FindLR()],
                 autoload=False,
             ).train()
+
+
+@pytest.mark.parametrize("apply", [True, False])
+def test_nothing_is_kept_in_a_cycle(make_trainer, apply):
+    """A trainer goes with its last reference, and with it the workers of the loader."""
+    gc.disable()
+    try:
+        trainer = make_trainer([FindLR(updates=5, apply=apply)], max_steps=2)
+        trainer.train()
+        left = weakref.ref(trainer), weakref.ref(trainer.model)
+        del trainer
+        assert [one() for one in left] == [None, None]
+    finally:
+        gc.enable()

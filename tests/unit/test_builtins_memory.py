@@ -189,6 +189,14 @@ def test_units_of_the_system(tmp_path):
     assert linux["host_peak_mib"] / mac["host_peak_mib"] == pytest.approx(1024, rel=0.05)
 
 
+def test_the_peak_is_not_below_what_is_taken_now(tmp_path):
+    """The kernel brings its peak up to date a little late."""
+    statm = tmp_path / "statm"
+    statm.write_text(f"0 {2**40} 0\n")
+    memory = host_memory(statm, "linux")
+    assert memory["host_peak_mib"] == memory["host_mib"] == 2**40 * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_the_allocator_of_a_device():
     cuda, accelerator = Card(), Card()
     of_torch = SimpleNamespace(cuda=cuda, mtia=SimpleNamespace(), accelerator=accelerator)

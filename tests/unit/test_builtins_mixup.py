@@ -216,6 +216,42 @@ class TestMixup:
             plugin(**options)
 
 
+class TestTheLoss:
+    @pytest.mark.parametrize("plugins", [[Mixup], [Mixup, Mixup]], ids=["one", "two"])
+    def test_an_evaluation_within_a_step_measures_the_loss_itself(self, plugins):
+        """w = 1, so that |x - y| is 2 for the one and 4 for the other sample of the split, whatever is mixed meanwhile."""
+
+        class Evaluates:
+            def __init__(self):
+                self.values = []
+
+            @hookimpl
+            def after_update(self, trainer):
+                self.values.append(trainer.evaluate("val")["val/loss"])
+
+        evaluates = Evaluates()
+        val = [(torch.tensor([3.0]), torch.tensor([1.0])), (torch.tensor([5.0]), torch.tensor([1.0]))]
+        x, y = torch.rand(4), torch.rand(4)
+        train([*(one() for one in plugins), evaluates], [(x, y)] * 2, nn.functional.l1_loss, val=val)
+        assert evaluates.values == [3.0, 3.0]
+
+    @pytest.mark.parametrize("how", ["positions", "names"])
+    def test_it_is_called_as_the_function_would_be(self, fixed, how):
+        """The same numbers as above: 4.5; doubled, since the loss says that it is a mean."""
+        fixed(0.75)
+
+        class Asks:
+            @hookimpl
+            def compute_loss(self, trainer, batch):
+                output, target, loss = trainer.model(batch[0]), batch[1], trainer.loss
+                value = loss(output, target) if how == "positions" else loss(input=output, target=target)
+                return value * (2 if loss.reduction == "mean" else 1)
+
+        x, y = torch.tensor([0.0, 10.0]), torch.tensor([0.0, 1.0])
+        _, watch = train([Mixup(), Asks()], [(x, y)], nn.L1Loss())
+        assert watch.losses == [9.0]
+
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()

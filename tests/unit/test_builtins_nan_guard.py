@@ -458,3 +458,53 @@ class TestCost:
 def test_options(options, message):
     with pytest.raises(OptionError, match=message):
         NanGuard(**options)
+
+
+class TestStatistics:
+    """The forward pass of a bad batch has changed what normalization layers keep before anybody knows the loss."""
+
+    @pytest.mark.parametrize("action", ["skip", "stop"])
+    def test_they_are_put_back(self, action):
+        """As without the batch: the running mean of batches of 1, 2 and 3 with momentum 0.5 is 0.5, 1.25, 2.125."""
+
+        def run(values):
+            model = torch.nn.Sequential(torch.nn.BatchNorm1d(1, momentum=0.5), torch.nn.Linear(1, 1))
+            trainer = Trainer(
+                model,
+                loss=torch.nn.functional.mse_loss,
+                optimizer=torch.optim.SGD(model.parameters(), lr=0.01),
+                loaders={"train": [(torch.tensor([[value], [value]]), torch.ones(2, 1)) for value in values]},
+                max_epochs=1,
+                plugins=[NanGuard(action=action)],
+                autoload=False,
+                device="cpu",
+            )
+            trainer.train()
+            return model[0]
+
+        norm = run([1.0, 2.0, NAN, 3.0])
+        whole = action == "skip"
+        assert norm.running_mean.tolist() == [2.125 if whole else 1.25]
+        assert norm.num_batches_tracked.item() == (3 if whole else 2)
+        assert norm.running_var.isfinite().all()
+
+    def test_a_model_of_ones_own_step(self):
+        """Without a model there is nothing to keep."""
+
+        class Step:
+            @hookimpl
+            def train_step(self, trainer):
+                return {"loss": trainer.hooks.scale_loss(trainer=trainer, loss=torch.tensor(1.0), update_due=True)}
+
+        outcome = Trainer(plugins=[NanGuard(action="skip"), Step()], max_steps=2, autoload=False).train()
+        assert outcome.step == 2
+
+
+def test_the_message_names_the_value(make_trainer):
+    class Two:
+        @hookimpl
+        def compute_loss(self, trainer):
+            return {"loss": trainer.model.w * 1, "penalty": torch.tensor(NAN)}
+
+    with pytest.raises(TrainingError, match="the penalty is nan at step 0"):
+        make_trainer([NanGuard(metric="penalty", every_steps=1), Two()]).train()

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from trainhooks import OptionError, Trainer, hookimpl
-from trainhooks_builtins import Checkpoint, Evaluation, PreciseBN
+from trainhooks_builtins import Accumulate, Checkpoint, Evaluation, PreciseBN
 
 VALUES = ([1.0, 3.0], [2.0, 6.0], [4.0, 4.0])
 MEAN = (2 + 4 + 4) / 3
@@ -68,6 +68,12 @@ def test_in_the_middle_of_an_epoch_and_with_some_batches_only():
     assert asks.seen == [(pytest.approx(3.0), pytest.approx(5.0))]  # means 2 and 4, variances 2 and 8
 
 
+def test_within_a_window_too_each_step_of_which_moves_the_running_statistics():
+    asks = Asks(1, 2)
+    make(asks, PreciseBN(), Accumulate(3)).train()
+    assert asks.seen == [(pytest.approx(MEAN), pytest.approx(VARIANCE))] * 2
+
+
 def test_training_is_the_same_with_and_without():
     trained = []
     for plugins in ([], [PreciseBN()]):
@@ -75,6 +81,23 @@ def test_training_is_the_same_with_and_without():
         trainer.train()
         trained.append({name: value for name, value in trainer.model.state_dict().items() if "running" not in name})
     assert all(torch.equal(value, trained[1][name]) for name, value in trained[0].items() if "tracked" not in name)
+
+
+def test_what_hooks_log_meanwhile_is_not_taken_for_training():
+    class Logs:
+        @hookimpl(wrapper=True)
+        def compute_loss(self, trainer):
+            if trainer.model.training:
+                trainer.log("calls", 1.0, reduce="sum")
+            return (yield)
+
+        @hookimpl
+        def after_epoch(self, metrics):
+            self.calls = metrics["calls"]
+
+    logs = Logs()
+    make(Asks(2), logs, PreciseBN()).train()
+    assert logs.calls == 3
 
 
 def test_an_evaluation_outside_of_training_measures_nothing():

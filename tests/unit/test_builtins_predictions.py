@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from trainhooks import DataError, OptionError, SkipStep, Trainer, UsageError, hookimpl
+from trainhooks import DataError, OptionError, SkipEpoch, SkipStep, Trainer, UsageError, hookimpl
 from trainhooks_builtins import Checkpoint, Predictions
 from trainhooks_builtins._tables import GROUP
 
@@ -460,3 +460,88 @@ def test_a_prediction_from_a_checkpoint_is_that_of_the_restored_model(make_train
     again = make_trainer([Checkpoint(), Predictions("p.csv")], val=(1.0, 2.0))
     again.predict("val", checkpoint=folder / "run")
     assert read() == [["index", "prediction"], ["0", "-3.0"], ["1", "-6.0"]]
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet"])
+def test_two_columns_of_one_name_are_refused(ending):
+    """``a`` has two numbers for each sample, the second of which would be ``a_1`` too."""
+    output = {"a": torch.zeros(3, 2), "a_1": torch.ones(3)}
+    with pytest.raises(DataError, match="two columns would have the name 'a_1'; rename an output"):
+        predict(Predictions(file=f"p.{ending}"), output)
+
+
+@pytest.mark.parametrize("shape", [(3,), ()])
+def test_a_list_of_a_tensor_for_each_sample_is_refused(shape):
+    """Each would become a column, and a batch of four samples three rows."""
+    outputs = [[torch.zeros(shape) for _ in range(4)]]
+    with pytest.raises(DataError, match=r"a list of 4 tensors for 4 samples; return one tensor.*torch\.stack"):
+        predict(Predictions(file="p.csv"), *outputs, batches=[torch.zeros(4)])
+
+
+def test_a_list_of_several_outputs_is_one(tmp_path):
+    predict(Predictions(file="p.csv"), [torch.tensor([1, 2]), torch.tensor([3, 4])], batches=[torch.zeros(2)])
+    assert read()[1:] == [["0", "1", "3"], ["1", "2", "4"]]
+
+
+def test_a_sparse_tensor():
+    predict(Predictions(file="p.csv"), torch.tensor([[0.0, 2.0], [3.0, 0.0]]).to_sparse(), batches=[torch.zeros(2)])
+    assert read()[1:] == [["0", "0", "2"], ["1", "3", "0"]]
+
+
+def test_a_number_that_parquet_has_no_type_for():
+    with pytest.raises(DataError, match="column 'prediction' cannot be written as Parquet"):
+        predict(Predictions(file="p.parquet"), torch.tensor([2**63], dtype=torch.uint64))
+
+
+def test_the_names_of_several_outputs():
+    """Those of the columns, as for a single one: a tuple has no names of its own."""
+    output = (torch.tensor([[1, 2], [3, 4]]), torch.tensor([5, 6]))
+    predict(Predictions("p.csv", columns=("low", "high", "size")), output)
+    assert read() == [["index", "low", "high", "size"], ["0", "1", "2", "5"], ["1", "3", "4", "6"]]
+    with pytest.raises(DataError, match="predictions.columns has 2 names for 3 columns"):
+        predict(Predictions("p.csv", columns=("low", "high")), output)
+
+
+def test_a_mapping_whose_only_part_is_named_as_a_single_output():
+    predict(Predictions("p.csv", columns=("prediction",)), {"prediction": torch.tensor([[1, 2]]), "other": torch.tensor([3])})
+    assert read()[0] == ["index", "prediction_0", "prediction_1"]
+    predict(Predictions("p.csv", columns=("prediction",)), {"prediction": torch.tensor([[1, 2]])})
+    assert read()[0] == ["index", "prediction_0", "prediction_1"]
+
+
+def test_a_name_twice():
+    with pytest.raises(OptionError, match=r"columns = \['a', 'a'\]: a name is there twice"):
+        Predictions("p.csv", columns=("a", "a"))
+
+
+@pytest.mark.parametrize("request_", [SkipStep, SkipEpoch])
+@pytest.mark.parametrize("hook", ["predict_step", "after_predict_step", "before_predict"])
+def test_a_prediction_within_a_step_does_not_steer_the_training(make_trainer, request_, hook):
+    """It would drop the batch that is being trained, or the rest of the epoch."""
+
+    class Predicts:
+        @hookimpl
+        def before_step(self, trainer):
+            trainer.predict("val")
+
+    class Asks:
+        pass
+
+    def ask():
+        raise request_("asked")
+
+    setattr(Asks, hook, staticmethod(hookimpl(ask)))
+    trainer = make_trainer([Predicts(), Asks()], val=(1.0,))
+    with pytest.raises(UsageError, match=f"{request_.__name__} was raised in the prediction of 'val'; it steers training only"):
+        trainer.train()
+    assert (trainer.step, trainer.split, trainer.model.training) == (0, "train", True)
+
+
+def test_an_output_that_is_named_as_the_target():
+    """Neither takes the place of the other."""
+    batches = [(torch.zeros(2), torch.tensor([1, 0]))]
+    output = {"score": torch.zeros(2), "target": torch.ones(2)}
+    with pytest.raises(DataError, match="two columns would have the name 'target'"):
+        predict(Predictions("p.csv", targets=True), output, batches=batches)
+    predict(Predictions("p.csv", targets=True, columns=("score",)), output, batches=batches)
+    assert read()[0] == ["index", "score", "target"]

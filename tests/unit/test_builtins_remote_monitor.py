@@ -245,6 +245,10 @@ class TestOptions:
             ),
             ({"url": "http://a", "headers": {"X": "5 $"}}, r"headers: X has a \$ that names no environment variable"),
             ({"url": "http://a", "headers": {"X": "a\r\nY: b"}}, "must be one line"),
+            ({"url": "http://a", "headers": {"X": "10 €"}}, "'headers: X' must be one line of Latin-1"),
+            ({"url": "http://a/été"}, "must be an address"),
+            ({"url": "http://a/b c"}, "must be an address"),
+            ({"url": "http://a", "timeout_s": float("inf")}, "timeout_s = inf.*timeout_s finite"),
         ],
     )
     def test_wrong_ones(self, options, text):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainhooks import CheckpointError, UsageError, hookimpl
+from trainhooks import CheckpointError, OptionError, UsageError, hookimpl
 from trainhooks.best import Best, direction
 from trainhooks.state import RunState
 from trainhooks.stateful import RandomState, StatefulRegistry
@@ -216,6 +216,10 @@ class TestRandomState:
 
 
 class TestBest:
+    def test_a_mode_that_there_is_not(self):
+        with pytest.raises(OptionError, match="mode = 'lower': must be 'auto', 'min' or 'max'"):
+            direction("val/loss", "lower")
+
     @pytest.mark.parametrize(
         ("name", "mode"),
         [
@@ -228,6 +232,13 @@ class TestBest:
             ("val/error", "min"),
             ("val/perplexity", "min"),
             ("accuracy/wer", "min"),  # the split's name says nothing
+            *(
+                (f"val/{name}", "max")
+                for name in ("top1", "AP50", "mIoU", "mDice", "hit@10", "ndcg@10", "val_acc", "r2", "AUC")
+            ),
+            *((f"val/{name}", "max") for name in ("BinaryAccuracy", "MulticlassF1Score", "BinaryAUROC", "f1_macro", "mAP_50")),
+            *((f"val/{name}", "min") for name in ("mape", "brier_score", "fid_score", "layer2_mse", "heatmap_mse")),
+            *((f"val/{name}", "min") for name in ("accumulated_cost", "mapping_distance", "MeanSquaredError", "x", "")),
         ],
     )
     def test_direction(self, name, mode):

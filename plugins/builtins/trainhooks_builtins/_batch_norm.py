@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DataLoader
 
 from trainhooks import SkipStep
-from trainhooks.data import generators_of
+from trainhooks.data import generators_of, twin_of
+from trainhooks.metrics import MetricBus
 
 from ._stand_in import standing_in
 
@@ -41,7 +40,7 @@ def measured(
 ) -> dict[str, Tensor]:
     """Return the statistics by buffer name, after a pass over batches of ``loader`` in training mode.
 
-    Weights, buffers, modes and random generators are left as they were found. All batches count alike, as in
+    Weights, buffers, modes and random generators are left as they were found, and nothing is logged. All batches count alike, as in
     ``torch.optim.swa_utils.update_bn``. A batch goes the way of a training batch: ``prepare_batch``, ``compute_loss``.
 
     Args:
@@ -59,9 +58,10 @@ def measured(
         torch.no_grad(),
         trainer.rng.preserved(),
         _kept(loader),
+        _unlogged(trainer),
         _fresh_statistics(model, list(norms.values())),
     ):
-        for raw in islice(_twin(loader), most):
+        for raw in islice(twin_of(loader), most):
             try:
                 batch = hooks.prepare_batch(trainer=trainer, batch=raw)
                 hooks.compute_loss(trainer=trainer, batch=batch)
@@ -80,15 +80,6 @@ def unreadable(loader: Iterable[Any] | None) -> str:
     return "the train loader can be read once only" if isinstance(loader, Iterator) else ""
 
 
-def _twin(loader: Iterable[Any]) -> Iterable[Any]:
-    """Return a loader that can be read while the other one is: with workers of its own, where those persist."""
-    if not isinstance(loader, DataLoader):
-        return loader
-    twin = copy.copy(loader)
-    twin._iterator = None
-    return twin
-
-
 @contextmanager
 def _kept(loader: Iterable[Any]) -> Iterator[None]:
     """Leave the generators of a loader as they were found."""
@@ -98,6 +89,16 @@ def _kept(loader: Iterable[Any]) -> Iterator[None]:
     finally:
         for one, state in found:
             one.set_state(state)
+
+
+@contextmanager
+def _unlogged(trainer: Trainer) -> Iterator[None]:
+    """Let what hooks log go nowhere: it would be taken for that of the training."""
+    bus, trainer.bus = trainer.bus, MetricBus()
+    try:
+        yield
+    finally:
+        trainer.bus = bus
 
 
 @contextmanager

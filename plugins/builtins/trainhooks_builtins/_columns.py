@@ -57,7 +57,7 @@ def columns_of(name: str, value: Any, max_columns: int, *, lists: bool) -> dict[
         return {name: Column(_plain_list(name, value))}
     if tensor.dtype in (torch.float16, torch.bfloat16):
         tensor = tensor.float()
-    tensor = tensor.detach().cpu()
+    tensor = tensor.detach().to_dense().cpu()
     single = tensor.dtype == torch.float32
     width = prod(tensor.shape[1:])
     if width == 1:

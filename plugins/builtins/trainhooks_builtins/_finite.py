@@ -1,14 +1,15 @@
-"""Whether gradients and parameters are finite."""
+"""Whether gradients and parameters are finite, and what a forward pass changes."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING
 
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils import get_total_norm
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from trainhooks import Trainer
 
@@ -27,6 +28,13 @@ def bad_names(trainer: Trainer) -> dict[str, list[str]]:
         "parameters": [name for name, parameter in named if not _finite(parameter)],
         "gradients": [name for name, parameter in named if parameter.grad is not None and not _finite(parameter.grad)],
     }
+
+
+def statistics_of(model: nn.Module | None) -> list[tuple[Tensor, Tensor]]:
+    """Return the statistics that normalization layers gather in training, each with a copy as it is now."""
+    layers = [one for one in (model.modules() if model is not None else ()) if isinstance(one, _NormBase) and one.training]
+    buffers = {id(buffer): buffer for layer in layers for buffer in layer.buffers(recurse=False)}
+    return [(buffer, buffer.clone()) for buffer in buffers.values()]
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -108,7 +108,7 @@ class ParquetTable:
     def _array(self, name: str, values: list[Any]) -> Any:
         try:
             return self._arrow.array(values, type=self._types[name])
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, OverflowError) as error:
             message = f"predictions: column {name!r} cannot be written as Parquet: {error}"
             raise DataError(message) from error
 

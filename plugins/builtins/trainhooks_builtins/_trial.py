@@ -9,11 +9,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils.data import DataLoader
 
 from trainhooks import DataError, SkipStep
-from trainhooks.data import no_batches, read_epoch
-from trainhooks.inference import twin_of
+from trainhooks.data import no_batches, read_epoch, twin_of
 from trainhooks.metrics import MetricBus
 from trainhooks.order import DEFAULT_PHASE
 
@@ -47,8 +45,8 @@ class Trial:
 
     def __init__(self, trainer: Trainer, loader: Iterable[Batch], what: str) -> None:
         self._place = trainer.step, trainer.update
-        self._steps = 0
-        self._batches = self._read(trainer, loader, what)
+        self._done: list[float] = []  # losses of all steps
+        self._batches = _read(trainer, loader, what, self._done)
 
     def update(self, trainer: Trainer) -> float | None:
         """Make one update; return the mean loss of its steps, or ``None`` when a loader that cannot start anew has ended.
@@ -67,32 +65,39 @@ class Trial:
                 output = hooks.train_step(trainer=trainer, batch=batch, update_due=due)
             except SkipStep:
                 continue
-            self._steps += 1
             trainer._due = None
             losses.append(float(torch.as_tensor(output.get("loss", math.nan)).detach()))
+            self._done.append(losses[-1])
             if due:
                 return sum(losses) / len(losses)
         return None
 
-    def _read(self, trainer: Trainer, loader: Iterable[Batch], what: str) -> Iterator[Batch]:
-        """Yield batches, epoch after epoch, for as long as somebody asks.
 
-        Raises:
-            DataError: An epoch has no batches, or all of them were dropped.
-        """
-        while True:
-            before, trainer.batch_index = self._steps, -1
-            trainer._batches = read_epoch(loader, trainer.epoch_length)
-            for batch in trainer._batches:
-                trainer.batch_index += 1
-                yield batch
-            if self._steps == before:
-                if isinstance(loader, Iterator) and self._steps:
-                    return
-                if trainer.batch_index < 0:
-                    raise no_batches(loader, what)
-                message = f"{what}: all of the {trainer.batch_index + 1} batches were dropped"
-                raise DataError(message)
+def _read(trainer: Trainer, loader: Iterable[Batch], what: str, done: list[float]) -> Iterator[Batch]:
+    """Yield batches, epoch after epoch, for as long as somebody asks.
+
+    Args:
+        trainer: The run.
+        loader: Read from its beginning, and again when it ends.
+        what: What an error about the loader begins with.
+        done: Grows with each step. No method of ``Trial``, which would be in a cycle with what it reads.
+
+    Raises:
+        DataError: An epoch has no batches, or all of them were dropped.
+    """
+    while True:
+        before, trainer.batch_index = len(done), -1
+        trainer._batches = read_epoch(loader, trainer.epoch_length)
+        for batch in trainer._batches:
+            trainer.batch_index += 1
+            yield batch
+        if len(done) == before:
+            if isinstance(loader, Iterator) and done:
+                return
+            if trainer.batch_index < 0:
+                raise no_batches(loader, what)
+            message = f"{what}: all of the {trainer.batch_index + 1} batches were dropped"
+            raise DataError(message)
 
 
 @contextmanager
@@ -133,10 +138,8 @@ def lent(trainer: Trainer) -> Iterator[Iterable[Batch]]:
             yield _noting(loader, taken)
         finally:
             trainer.loaders["train"] = chain(taken, loader)
-    elif isinstance(loader, DataLoader):
-        yield twin_of(loader)
     else:
-        yield loader
+        yield twin_of(loader)
 
 
 def _noting(loader: Iterator[Batch], taken: list[Batch]) -> Iterator[Batch]:

@@ -12,6 +12,7 @@ from trainhooks import DataError, OptionError, UsageError, hookimpl
 from trainhooks.best import Mode, direction
 from trainhooks.suggest import suggestion
 
+from ._choices import check_choice
 from ._stages import replaced
 from ._stopping_rule import StoppingRule
 
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
     from trainhooks.types import Metrics
 
 log = logging.getLogger("trainhooks")
+
+OnNan = Literal["count", "stop"]
+Place = Literal["host", "device"]
 
 
 class EarlyStopping:
@@ -64,10 +68,13 @@ class EarlyStopping:
         start_epoch: int = 0,
         stopping_threshold: float | None = None,
         divergence_threshold: float | None = None,
-        nan: Literal["count", "stop"] = "count",
+        nan: OnNan = "count",
         restore_best: bool = False,
-        keep_on: Literal["host", "device"] = "host",
+        keep_on: Place = "host",
     ) -> None:
+        check_choice("mode", mode, Mode)
+        check_choice("nan", nan, OnNan)
+        check_choice("keep_on", keep_on, Place)
         starts = {"start_evaluation": start_evaluation, "start_step": start_step, "start_epoch": start_epoch}
         for name, value in starts.items():
             if value < 0:

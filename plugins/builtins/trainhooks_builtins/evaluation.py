@@ -11,6 +11,7 @@ from trainhooks.best import Best, Mode
 from trainhooks.data import length_of, no_batches
 from trainhooks.intervals import Interval
 
+from ._choices import check_choice
 from ._metrics import checked_metrics, predictions_and_target
 
 if TYPE_CHECKING:
@@ -62,10 +63,14 @@ class Evaluation:
         at_start: bool = False,
         metrics: dict[str, Any] | None = None,
     ) -> None:
+        check_choice("mode", mode, Mode)
         self.interval = Interval(every_epochs, every_steps, every_updates)
         self.start_epoch, self.start_step, self.start_update = start_epoch, start_step, start_update
         for unit, every in (("epoch", self.interval.epochs), ("step", every_steps), ("update", every_updates)):
             _check_start(unit, getattr(self, f"start_{unit}"), every)
+        if isinstance(splits, str):
+            message = f"splits = {splits!r}: must be a list such as [{splits!r}]"
+            raise OptionError(message)
         if splits is not None and not splits:
             message = "splits = []: name one, or leave the option out for 'val'; -p no:evaluation evaluates nothing"
             raise OptionError(message)
@@ -169,8 +174,10 @@ class Evaluation:
 
     @hookimpl
     def after_eval(self, trainer: Trainer, split: str, metrics: Metrics) -> None:
-        """Keep the best value."""
+        """Keep the best value of a training."""
         self._done[split] = trainer.step
+        if trainer.session is None or not trainer.session.training:
+            return
         if self.best.metric in metrics:
             if self.best.update(metrics[self.best.metric], trainer.step):
                 trainer.log(f"best/{self.best.metric}", metrics[self.best.metric], reduce="last")

@@ -12,12 +12,15 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset
 
 from trainhooks import OptionError, TrainingError, UsageError, hookimpl
 
+from ._choices import check_choice
 from ._trial import Trial, preserved
 
 if TYPE_CHECKING:
     from trainhooks import Trainer
 
 log = logging.getLogger("trainhooks")
+
+Mode = Literal["power", "binsearch"]
 
 #: Parts of the messages of a RuntimeError that means that memory is short.
 _SHORT_OF_MEMORY = ("out of memory", "can't allocate memory", "CUDNN_STATUS_NOT_SUPPORTED")
@@ -43,13 +46,14 @@ class FindBatchSize:
 
     def __init__(
         self,
-        mode: Literal["power", "binsearch"] = "power",
+        mode: Mode = "power",
         start: int = 2,
         max_size: int | None = None,
         updates: int = 2,
         margin: float = 0.05,
         apply: bool = True,
     ) -> None:
+        check_choice("mode", mode, Mode)
         for name, value in (("start", start), ("max_size", max_size), ("updates", updates)):
             if value is not None and value < 1:
                 message = f"{name} = {value}: must be at least 1"

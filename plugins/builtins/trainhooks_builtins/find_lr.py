@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trainhooks import OptionError, TrainingError, UsageError, hookimpl
 
+from ._choices import check_choice
 from ._lr_curve import suggestions
 from ._trial import Trial, lent, preserved
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainhooks")
 
+Mode = Literal["exponential", "linear"]
 Suggest = Literal["valley", "steepest", "minimum"]
 
 
@@ -56,13 +58,15 @@ class FindLR:
         min_lr: float = 1e-7,
         max_lr: float = 10.0,
         updates: int = 100,
-        mode: Literal["exponential", "linear"] = "exponential",
+        mode: Mode = "exponential",
         smoothing: float = 0.9,
         diverged: float = 4.0,
         suggest: Suggest = "valley",
         skip: float = 0.1,
         apply: bool = False,
     ) -> None:
+        check_choice("mode", mode, Mode)
+        check_choice("suggest", suggest, Suggest)
         if not 0 < min_lr < max_lr < math.inf:
             message = f"min_lr = {min_lr}, max_lr = {max_lr}: must be above 0 and rising"
             raise OptionError(message)

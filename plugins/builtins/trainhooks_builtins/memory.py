@@ -175,5 +175,6 @@ def host_memory(statm: Path = _STATM, platform: str = sys.platform) -> dict[str,
     except ImportError:  # Windows
         return memory
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    memory["host_peak_mib"] = peak if platform == "darwin" else peak * 1024
+    peak = peak if platform == "darwin" else peak * 1024
+    memory["host_peak_mib"] = max(peak, memory.get("host_mib", 0))  # the system may not have noticed yet
     return memory

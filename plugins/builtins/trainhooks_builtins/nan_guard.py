@@ -12,7 +12,8 @@ import torch
 
 from trainhooks import OptionError, SkipStep, TrainingError, UsageError, hookimpl
 
-from ._finite import bad_names, largest_gradient
+from ._choices import check_choice
+from ._finite import bad_names, largest_gradient, statistics_of
 from ._stages import replaced
 from ._step_values import Place, StepValues, picked, place_of
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainhooks")
 
+Action = Literal["raise", "stop", "skip"]
+
 #: Events that are kept for the file.
 KEPT = 20
 
@@ -39,7 +42,8 @@ class NanGuard:
     failed then: no final checkpoint is made over the good ones.
 
     With ``stop`` and ``skip`` the value is looked at in each step before the weights are touched, which synchronizes the device
-    once a step. The batch is dropped; the weights stay good. ``stop`` then ends the run as one that was stopped.
+    once a step. The batch is dropped; the weights stay good, and so do the statistics of normalization layers, which are put back.
+    ``stop`` then ends the run as one that was stopped.
 
     Details of the bad step are written to ``nan_guard.json`` in the run folder.
 
@@ -56,13 +60,14 @@ class NanGuard:
 
     def __init__(
         self,
-        action: Literal["raise", "stop", "skip"] = "raise",
+        action: Action = "raise",
         every_steps: int | None = None,
         gradients: bool = False,
         metric: str = "loss",
         max_skipped: int = 10,
         detect_anomaly: bool = False,
     ) -> None:
+        check_choice("action", action, Action)
         late = action == "raise"
         for name, value in (("every_steps", every_steps), ("max_skipped", max_skipped)):
             if value is not None and value < 1:
@@ -75,7 +80,11 @@ class NanGuard:
             raise OptionError(message)
         self.action, self.every_steps, self.gradients = action, every_steps or (50 if late else 1), gradients
         self.metric, self.max_skipped, self.detect_anomaly = metric, max_skipped, detect_anomaly
-        unused = ["scale_loss"] if late else ["save_checkpoint", "after_train_epoch", *([] if detect_anomaly else ["train"])]
+        unused = (
+            ["before_step", "scale_loss"]
+            if late
+            else ["save_checkpoint", "after_train_epoch", *([] if detect_anomaly else ["train"])]
+        )
         unused += [] if gradients else ["gradients_ready"]
         unused += [] if gradients and late else ["after_update"]
         vars(self).update(dict.fromkeys(unused))  # what is off is not even called
@@ -88,6 +97,7 @@ class NanGuard:
         self._update = 0  # updates before the running step
         self._left_to_others = False  # whether bad gradients are
         self._seen = False  # whether scale_loss was called in this step
+        self._statistics: list[tuple[Tensor, Tensor]] = []  # of normalization layers, with copies from before the step
 
     @hookimpl
     def before_train(self, trainer: Trainer) -> None:
@@ -108,11 +118,19 @@ class NanGuard:
         self._look(trainer)
         return trained
 
+    @hookimpl
+    def before_step(self, trainer: Trainer) -> None:
+        """Keep what the forward pass is going to change."""
+        self._statistics = statistics_of(trainer.model)
+
     @hookimpl(wrapper=True)
     def scale_loss(self, trainer: Trainer, loss: Tensor) -> Generator[None, Tensor, Tensor]:
         """Drop the batch before its backward pass."""
         self._seen = True
+        statistics, self._statistics = self._statistics, []
         if not math.isfinite(value := float(loss.detach())):
+            for buffer, found in statistics:
+                buffer.copy_(found)
             self._refuse(trainer, "loss", value)
         return (yield)
 
@@ -138,7 +156,7 @@ class NanGuard:
     def after_step(self, trainer: Trainer, output: Output) -> None:
         """Keep the loss and look at what was kept, when that is due."""
         if self.action == "raise":
-            self._values.add(place_of(trainer, self._update), "loss", picked(output, self.metric, "nan_guard.metric"))
+            self._values.add(place_of(trainer, self._update), self.metric, picked(output, self.metric, "nan_guard.metric"))
             self._update = trainer.update
             if trainer.every_n_steps(self.every_steps):
                 self._look(trainer)
@@ -166,7 +184,7 @@ class NanGuard:
         """Bring over what was kept and fail on the first step that is bad."""
         bad = [(place, what, value) for place, what, value in self._values.take() if not math.isfinite(value)]
         if bad:
-            place, what, value = min(bad, key=lambda one: (one[0].step, one[1] != "loss"))
+            place, what, value = min(bad, key=lambda one: (one[0].step, one[1] != self.metric))
             message = (
                 f"nan_guard: the {what} is {value} at step {place.step} (epoch {place.epoch}, batch {place.batch_index}); the weights "
                 f"are not to be trusted from there on{self._write(trainer, place, what, value)}; go on from a checkpoint before it, "

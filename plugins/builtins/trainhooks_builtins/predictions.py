@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from torch import Tensor
 
 from trainhooks import DataError, OptionError, UsageError, hookimpl
+from trainhooks.data import batch_size
 
+from ._choices import check_choice
 from ._columns import Column, columns_of, parts_of
 from ._metrics import find_target
 from ._tables import CsvTable, ParquetTable, Rows, import_parquet
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from trainhooks.types import Batch
 
 log = logging.getLogger("trainhooks")
+
+Format = Literal["auto", "csv", "parquet"]
 
 _SUFFIXES: Final[dict[str, Literal["csv", "parquet"]]] = {".csv": "csv", ".parquet": "parquet", ".pq": "parquet"}
 
@@ -47,15 +52,19 @@ class Predictions:
     def __init__(
         self,
         file: str | None = None,
-        format: Literal["auto", "csv", "parquet"] = "auto",  # noqa: A002 - the option's name in the settings
+        format: Format = "auto",  # noqa: A002 - the option's name in the settings
         splits: tuple[str, ...] | None = None,
         columns: tuple[str, ...] | None = None,
         targets: bool = False,
         arg_max: bool = False,
         max_columns: int = 100,
     ) -> None:
+        check_choice("format", format, Format)
         if max_columns < 1:
             message = f"max_columns = {max_columns}: must be 1 or more"
+            raise OptionError(message)
+        if columns is not None and len(set(columns)) < len(columns):
+            message = f"columns = {list(columns)}: a name is there twice"
             raise OptionError(message)
         self.file, self.format = file, format if format != "auto" else _format_of(file)
         self.splits, self.columns, self.targets, self.arg_max = splits, columns, targets, arg_max
@@ -116,8 +125,10 @@ class Predictions:
 
     def _table_of(self, batch: Batch, output: Any, split: str, *, first: bool) -> dict[str, Column]:
         parts = parts_of(output)
-        unnamed = list(parts) == ["prediction"]
-        if self.columns is not None and not unnamed:
+        if isinstance(output, list):
+            _check_list(output, batch_size(batch))
+        named = isinstance(output, Mapping) or hasattr(output, "_asdict")
+        if self.columns is not None and named:
             if missing := [name for name in self.columns if name not in parts]:
                 message = f"predictions.columns: {missing[0]!r} is not among what predict_step gave: {', '.join(parts)}"
                 raise DataError(message)
@@ -125,7 +136,7 @@ class Predictions:
         if self.arg_max:
             parts = {name: _highest(value) for name, value in parts.items()}
         table = self._columns(parts)
-        if self.columns is not None and unnamed:
+        if self.columns is not None and not named:
             if len(self.columns) != len(table):
                 message = f"predictions.columns has {len(self.columns)} names for {len(table)} columns"
                 raise DataError(message)
@@ -133,18 +144,16 @@ class Predictions:
         if self.targets:
             target = find_target(batch)
             if target is not None:
-                table |= self._columns({"target": target})
+                table = _joined(table, self._columns({"target": target}))
             elif first:
                 log.warning("predictions.targets: the batches of %r have no target", split)
         return table
 
     def _columns(self, parts: dict[str, Any]) -> dict[str, Column]:
-        lists = self.format == "parquet"
-        return {
-            key: column
-            for name, value in parts.items()
-            for key, column in columns_of(name, value, self.max_columns, lists=lists).items()
-        }
+        columns: dict[str, Column] = {}
+        for name, value in parts.items():
+            columns = _joined(columns, columns_of(name, value, self.max_columns, lists=self.format == "parquet"))
+        return columns
 
 
 def _format_of(file: str | None) -> Literal["csv", "parquet"]:
@@ -154,6 +163,33 @@ def _format_of(file: str | None) -> Literal["csv", "parquet"]:
         message = f"file = {file!r}: its ending says no format; name it .csv or .parquet, or set format"
         raise OptionError(message)
     return _SUFFIXES[Path(file).suffix.lower()]
+
+
+def _joined(columns: dict[str, Column], more: dict[str, Column]) -> dict[str, Column]:
+    """Return both.
+
+    Raises:
+        DataError: They have a name in common.
+    """
+    if common := columns.keys() & more.keys():
+        message = f"predictions: two columns would have the name {min(common)!r}; rename an output in predict_step"
+        raise DataError(message)
+    return {**columns, **more}
+
+
+def _check_list(output: list[Any], samples: int) -> None:
+    """Refuse a tensor for each sample, which would become a column for each sample.
+
+    Raises:
+        DataError: It is such a list.
+    """
+    each = len(output) == samples > 1 and all(isinstance(one, Tensor) for one in output)
+    if each and any(one.shape[:1] != (samples,) for one in output):
+        message = (
+            f"predictions: predict_step gave a list of {samples} tensors for {samples} samples; return one tensor with a row for "
+            "each sample, for example torch.stack(list)"
+        )
+        raise DataError(message)
 
 
 def _highest(value: Any) -> Any:

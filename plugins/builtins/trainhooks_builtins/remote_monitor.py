@@ -63,8 +63,8 @@ class RemoteMonitor:
         if batch_size < 1:
             message = f"batch_size = {batch_size}: must be at least 1"
             raise OptionError(message)
-        if not (timeout_s > 0 and pause_s >= 0):
-            message = f"timeout_s = {timeout_s}, pause_s = {pause_s}: must be above 0, and 0 or more"
+        if not (0 < timeout_s < math.inf and pause_s >= 0):
+            message = f"timeout_s = {timeout_s}, pause_s = {pause_s}: must be above 0, and 0 or more; timeout_s finite"
             raise OptionError(message)
         self.field, self.batch_size, self.timeout_s, self.pause_s = field, batch_size, timeout_s, pause_s
         self._headers = {name: _filled(f"headers: {name}", value) for name, value in (headers or {}).items()}
@@ -165,7 +165,8 @@ def _checked(url: str) -> str:
     """
     try:
         parts = urllib.parse.urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        written = url.isascii() and not any(character.isspace() for character in url)  # else percent-encoded, or punycode
+        good = written and parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
     except ValueError:
         good, parts = False, urllib.parse.urlsplit("")
     if not good or parts.username is not None:
@@ -185,7 +186,7 @@ def _filled(name: str, value: str) -> str:
     """Put environment variables into a text.
 
     Raises:
-        OptionError: There is no such variable, or the text has more than one line, which no header can have.
+        OptionError: There is no such variable, or the text has what no header can have.
     """
     try:
         text = string.Template(value).substitute(os.environ)
@@ -195,7 +196,7 @@ def _filled(name: str, value: str) -> str:
     except ValueError:
         message = f"{name} has a $ that names no environment variable; write $$ for the character"
         raise OptionError(message) from None
-    if any(character in name + text for character in "\r\n"):
-        message = f"{name!r} must be one line"
+    if any(character in "\r\n" or ord(character) > 255 for character in name + text):  # noqa: PLR2004 - the end of Latin-1
+        message = f"{name!r} must be one line of Latin-1 characters"
         raise OptionError(message)
     return text

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainhooks import OptionError, TrainingError, hookimpl
 
+from ._choices import check_choice
 from ._step_values import Place, StepValues, picked, place_of
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     from trainhooks.types import Output
 
 log = logging.getLogger("trainhooks")
+
+Action = Literal["warn", "stop", "raise"]
+Method = Literal["median", "mean"]
 
 #: Spikes that are kept for the file.
 KEPT = 1000
@@ -51,8 +55,8 @@ class Spike:
 
     def __init__(
         self,
-        action: Literal["warn", "stop", "raise"] = "warn",
-        method: Literal["median", "mean"] = "median",
+        action: Action = "warn",
+        method: Method = "median",
         window: int = 100,
         threshold: float = 5.0,
         min_rise: float = 0.1,
@@ -60,6 +64,8 @@ class Spike:
         every_steps: int = 50,
         metric: str = "loss",
     ) -> None:
+        check_choice("action", action, Action)
+        check_choice("method", method, Method)
         for name, number in (("window", window), ("warmup_steps", warmup_steps), ("every_steps", every_steps)):
             if number < 1:
                 message = f"{name} = {number}: must be at least 1"

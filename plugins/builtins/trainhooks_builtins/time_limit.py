@@ -11,12 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainhooks import OptionError, hookimpl
 
+from ._choices import check_choice
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trainhooks import Trainer
 
 log = logging.getLogger("trainhooks")
+
+At = Literal["step", "epoch"]
 
 _CLOCK = re.compile(r"(?:(?P<days>\d+)[-:])?(?P<hours>\d+):(?P<minutes>[0-5]\d):(?P<seconds>[0-5]\d(?:\.\d+)?)")
 
@@ -48,11 +52,12 @@ class TimeLimit:
         minutes: float = 0.0,
         until: str | None = None,
         margin_s: float = 0.0,
-        at: Literal["step", "epoch"] = "step",
+        at: At = "step",
         total: bool = False,
         clock: Callable[[], float] = time.monotonic,
         now: Callable[[], float] = time.time,
     ) -> None:
+        check_choice("at", at, At)
         for name, value in (("hours", hours), ("minutes", minutes), ("margin_s", margin_s)):
             if not (value >= 0 and math.isfinite(value)):
                 message = f"{name} = {value}: must be 0 or more"
