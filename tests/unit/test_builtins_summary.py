@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from trainhooks import OptionError, Trainer, hookimpl
-from trainhooks_builtins import Summary
+from trainhooks_builtins import Freeze, Summary
 from trainhooks_builtins.summary import table_of
 
 
@@ -195,3 +195,18 @@ def test_no_model_is_no_error(messages):
 def test_wrong_options():
     with pytest.raises(OptionError, match="depth = -1"):
         Summary(depth=-1)
+
+
+def test_what_freeze_freezes_is_frozen_here(messages):
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1))
+    trainer = Trainer(
+        model,
+        loss=nn.functional.mse_loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loaders={"train": [(torch.ones(1, 2), torch.ones(1, 1))]},
+        max_epochs=1,
+        plugins=[Summary(), Freeze(("0.*",))],
+        autoload=False,
+    )
+    trainer.train()
+    assert any("13 (4 trainable, 9 frozen)" in text for text in messages())

@@ -22,6 +22,9 @@ def checked_metrics(metrics: Mapping[str, Any] | None) -> dict[str, Any]:
     Raises:
         OptionError: One of them cannot be updated, computed and reset.
     """
+    if metrics is not None and not isinstance(metrics, Mapping):
+        message = f"metrics is a {type(metrics).__name__}: give a mapping of names to objects, such as {{'f1': MulticlassF1Score(10)}}"
+        raise OptionError(message)
     for name, metric in (metrics or {}).items():
         missing = [method for method in ("update", "compute", "reset") if not callable(getattr(metric, method, None))]
         if isinstance(metric, type) or missing:

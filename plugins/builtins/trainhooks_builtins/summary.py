@@ -38,6 +38,7 @@ class Summary:
     """
 
     phase = "bookkeeping"
+    after = ("freeze",)  # it says what is frozen
 
     def __init__(self, depth: int = 2, flops: bool = False) -> None:
         if depth < 0:
