@@ -105,6 +105,26 @@ class TestLR02:
             "lr: the warmup takes 100 updates and the run has 10, so it is never over"
         ]
 
+    @pytest.mark.parametrize("options", [{"total_updates": 1000}, {"total_epochs": 100}])
+    def test_lr_02_whatever_length_the_schedule_is_given(self, make_trainer, messages, options):
+        rates = Rates()
+        make_trainer([LR(warmup_updates=100, warmup_start=0.1, **options), rates], max_updates=10).train()
+        assert rates.seen == pytest.approx([0.1 + 0.009 * i for i in range(10)], abs=1e-12)
+        assert [text for text in messages() if "takes" in text] == [
+            "lr: the warmup takes 100 updates and the run has 10, so the schedule 'cosine' never starts"
+        ]
+
+    def test_lr_02_longer_than_the_schedule(self, make_trainer, messages):
+        make_trainer([LR(warmup_updates=6, total_updates=4)], max_updates=10).train()
+        assert [text for text in messages() if "takes" in text] == [
+            "lr: the warmup takes 6 updates and the schedule has 4, so the schedule 'cosine' is over when it begins"
+        ]
+
+    def test_lr_02_a_part_of_a_schedule_longer_than_the_run(self, make_trainer, messages):
+        parts = [{"name": "linear", "updates": 100}, {"name": "cosine"}]
+        make_trainer([LR(parts)], max_updates=10).train()
+        assert messages()[1:2] == ["lr: the run has 10 updates, so cosine never starts"]
+
 
 class TestLR03:
     """Units of the warmup; it does not restart with each epoch."""

@@ -82,6 +82,16 @@ class TestWindows:
         assert updates(Accumulate(3, partial="drop"), [1.0, 2.0, 3.0, 9.0], max_epochs=2) == [-2.0, -4.0]
         assert updates.planned == 2
 
+    @pytest.mark.parametrize(
+        ("steps", "said"), [(3, True), ({0: 5, 1: 3}, True), (2, False), ({0: 5, 1: 2}, False), ({1: 5}, False)]
+    )
+    def test_drop_with_epochs_that_are_shorter_than_any_window_is_said(self, updates, messages, steps, said):
+        updates(Accumulate(steps, partial="drop"), [1.0, 2.0], max_epochs=2)
+        count = "5" if steps == {1: 5} else "3"
+        sentence = f"accumulate: an epoch has 2 steps and an update takes {count}, so with partial = 'drop' there is no update"
+        assert (sentence in messages()) == said
+        assert bool(updates.trainer.update) != said
+
     def test_the_steps_may_change_from_epoch_to_epoch(self, updates):
         seen = updates(Accumulate({0: 1, 1: 2, 3: 4}), [1.0, 3.0, 5.0, 7.0], max_epochs=4)
         windows = [[1], [3], [5], [7], [1, 3], [5, 7], [1, 3], [5, 7], [1, 3, 5, 7]]
@@ -331,8 +341,22 @@ class TestStopAndResume:
         net_trainer([Accumulate(4), Checkpoint(), StopAt(6)], work_dir=tmp_path).train()
         trainer = net_trainer([Forget(), Accumulate(4), Checkpoint()], work_dir=tmp_path)
         trainer.train(resume="auto", max_steps=10)
-        assert "accumulate: the checkpoint has not the gradients of its window of 2 steps; they are lost" in messages()
+        lost = "accumulate: the gradients of the window of 2 steps are lost: the checkpoint does not have them"
+        assert lost in messages()
         assert trainer.update == 2  # one after step 4, one of steps 7 to 10
+
+    def test_a_window_of_a_run_that_accumulated_is_not_added_to_the_first_step_of_one_that_does_not(
+        self, make_trainer, tmp_path, messages
+    ):
+        def trainer(*plugins):
+            return make_trainer([*plugins, Checkpoint()], values=[1.0, 2.0, 4.0, 8.0], work_dir=tmp_path)
+
+        trainer(Accumulate(4), StopAt(3)).train()
+        resumed = trainer(Accumulate(1))
+        resumed.train(resume="auto")
+        assert resumed.model.w.item() == -8
+        lost = "accumulate: the gradients of the window of 3 steps are lost: every step is an update now"
+        assert lost in messages()
 
     def test_a_state_in_memory_may_be_used_twice(self):
         first = net_trainer([Accumulate(4), StopAt(6)])

@@ -281,6 +281,24 @@ class Sum:
         return trainer.model(batch).sum()
 
 
+class TestOwnTrainStep:
+    def test_one_that_steps_the_optimizer_itself_is_refused(self, make_trainer):
+        """It would train without a scale, and small gradients would be zero, while the options say float16."""
+
+        class Own:
+            @hookimpl
+            def train_step(self, trainer, batch):
+                trainer.optimizer.zero_grad()
+                loss = trainer.hooks.compute_loss(trainer=trainer, batch=batch)
+                loss.backward()
+                trainer.optimizer.step()
+                return {"loss": loss}
+
+        with pytest.raises(UsageError, match=r"was not scaled; .* call trainer\.update_parameters\(\)"):
+            make_trainer([half(), Own()]).train()
+        assert make_trainer([AMP(), Own()]).train().update == 10
+
+
 class DropUpdates:
     """Drops the batches of some steps when their gradients are there."""
 
@@ -377,6 +395,13 @@ class TestLoopsOfTheUser:
         trainer.model.half()
         with pytest.raises(UsageError, match=r"plugin 'amp': 'weight' is in float16; leave the model in float32"):
             trainer.train()
+
+
+def test_without_a_limit_many_skipped_updates_are_said_once(make_trainer, messages):
+    make_trainer([half(max_skipped=0)], values=[math.inf] * 45).train()
+    assert [text for text in messages() if text.startswith("amp")] == [
+        "amp: 20 updates in a row were skipped, since their gradients were not finite; max_skipped = 0"
+    ]
 
 
 class StopAt:

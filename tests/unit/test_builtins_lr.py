@@ -384,7 +384,7 @@ class TestComposition:
         parts = [{"name": "linear", "updates": n, "start": i + 1, "end": i + 2} for i, n in enumerate(lengths)]
         plan = read_schedule([*parts, {"name": "cosine"}], None, 0.0, "update", SCHEDULES, "lr")
         total = sum(lengths) + last
-        whole, own = compose(plan, total, int)
+        whole, own, starts = compose(plan, total, int)
         assert own is None and whole.relative and whole.bounded
         start = 0
         for index, n in enumerate(lengths):
@@ -419,6 +419,22 @@ class TestFunctions:
                 return 1 / (1 + progress)
 
         assert train(LR(Falls()), updates=3).first == pytest.approx([1, 1 / 2, 1 / 3])
+
+    @pytest.mark.parametrize(
+        ("schedule", "value"),
+        [
+            (lambda t: [1.0, math.nan][t], "nan"),
+            (lambda t: 1.0 - 2 * t, "-1"),
+            (lambda t: math.inf if t else 1.0, "inf"),
+            ([{"name": "linear", "end_value": -1.0, "updates": 1}], "-1"),
+        ],
+    )
+    def test_a_value_that_is_no_rate(self, schedule, value):
+        with pytest.raises(UsageError, match=rf"lr.schedule gives {value} at update 1, which is not in \[0, inf\)"):
+            train(LR(schedule), updates=2)
+
+    def test_rounding_below_0_is_none(self):
+        assert train(LR([1.0, 0.1 + 0.2 - 0.3 - 6e-17].__getitem__), updates=2).first == [1.0, pytest.approx(0, abs=1e-15)]
 
     def test_is_not_asked_for_what_lies_beyond_the_end(self):
         assert train(LR([0.5, 0.25].__getitem__), updates=2).first == [0.5, 0.25]
@@ -475,6 +491,28 @@ class TestTorchSchedulers:
         train(LR(torch_scheduler=make, **options), others=[Checkpoint()], resume="auto", **arguments)
         assert rates.seen == whole
 
+    def test_resumed_after_another_schedule_it_goes_on_as_if_it_had_always_been_there(self, tmp_path):
+        def rates(plugin, updates):
+            return train(plugin, updates=updates, others=[Checkpoint()], resume="auto", work_dir=tmp_path).first
+
+        def torchs_own():
+            return LR(torch_scheduler=lambda optimizer: ExponentialLR(optimizer, 0.5))
+
+        assert rates(torchs_own(), 2) == [1, 0.5]
+        assert rates(LR("linear"), 4) == [0.5, 0.25]
+        assert rates(torchs_own(), 6) == [0.0625, 0.03125]
+
+    def test_beyond_the_end_of_one_cycle_its_last_rate_stays(self, messages):
+        def rates(updates):
+            return train(LR(torch_scheduler=lambda optimizer: OneCycleLR(optimizer, 1.0, 6)), updates=updates).first
+
+        whole = rates(6)
+        assert not [text for text in messages() if "ended" in text]
+        assert rates(9) == whole + [whole[-1]] * 3
+        assert [text for text in messages() if "ended" in text] == [
+            "lr: OneCycleLR has ended after 6 steps and the run goes on: its last rate stays"
+        ]
+
     def test_lr_scale_does_not_add_up(self):
         """A recursive scheduler works on the unscaled rate: scaled by 0.5 from the third update on, once."""
 
@@ -516,6 +554,10 @@ class TestTorchSchedulers:
     @pytest.mark.parametrize(
         ("options", "said"),
         [
+            ({"warmup": "exp"}, "goes with no other option than by"),
+            ({"base": 0.0}, "goes with no other option than by"),
+            ({"warmup_start": 0.1}, "goes with no other option than by"),
+            ({"warmup_overlaps": True}, "goes with no other option than by"),
             ({"by": "step"}, "torch_scheduler: it is stepped by 'update' or 'epoch'"),
             ({"end": 0.5}, "goes with no other option"),
             ({"warmup_updates": 3}, "goes with no other option"),
@@ -675,6 +717,12 @@ class TestAnyParameters:
         ({"args": {"end_value": 0.1}, "end": 0.5}, "end = 0.5 and end_value = 0.1: give one"),
         ({"schedule": "linear", "args": {"end_value": 0.1}, "end": 0.5}, "end = 0.5 and end_value = 0.1: give one"),
         ({"args": {"end_value": math.nan}}, "option 'end_value'"),
+        ({"schedule": "exp", "args": {"gamma": -0.5}}, "gamma = -0.5: must be 0 or more"),
+        ({"schedule": "inv", "args": {"gamma": -1}}, "gamma = -1.0: must be 0 or more"),
+        (
+            {"schedule": [{"name": "constant", "ratio": 0.9}, {"name": "linear", "ratio": 0.2}]},
+            "ratios .* more than 1 together",
+        ),
         ({"schedule": "wsd", "args": {"shape": "square"}}, "option 'shape' in lr.args"),
         ({"schedule": "cosine_restart", "args": {"periods": [2, 3], "weights": [1]}}, "must be as many as periods .2."),
         ({"schedule": []}, "give at least one table"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch.optim.lr_scheduler import ExponentialLR, ReduceLROnPlateau
 
 from trainhooks import DataError, OptionError, Trainer, UsageError, hookimpl
-from trainhooks_builtins import LR, Checkpoint, Plateau
+from trainhooks_builtins import LR, Checkpoint, Evaluation, Plateau
 
 
 class Measures:
@@ -65,10 +65,11 @@ def train(plugins, values, rates=(1.0,), resume=None, optimizer=None, measures=N
 OURS_TO_THEIRS = {"min_delta": "threshold", "delta_mode": "threshold_mode"}
 
 
+@pytest.mark.parametrize("sign", [1, -1])
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.one_of(st.floats(-2, 2), st.sampled_from([0.5, 0.4999, math.nan])), min_size=1, max_size=40),
-    st.fixed_dictionaries(
+    values=st.lists(st.one_of(st.floats(0, 2), st.sampled_from([0.5, 0.4999, math.nan])), min_size=1, max_size=40),
+    options=st.fixed_dictionaries(
         {
             "mode": st.sampled_from(["min", "max"]),
             "factor": st.floats(0.05, 0.99),
@@ -81,8 +82,10 @@ OURS_TO_THEIRS = {"min_delta": "threshold", "delta_mode": "threshold_mode"}
         }
     ),
 )
-def test_is_torchs_value_for_value(values, options):
-    seen = train([Plateau(**options)], values, rates=(1.0, 0.3)).after
+def test_is_torchs_value_for_value(values, options, sign):
+    """With negative values it is that of the opposite mode for the positive ones: torch takes slightly worse ones for better."""
+    mode = options["mode"] if sign == 1 else {"min": "max", "max": "min"}[options["mode"]]
+    seen = train([Plateau(**{**options, "mode": mode})], [sign * value for value in values], rates=(1.0, 0.3)).after
     optimizer = sgd(1.0, 0.3)
     theirs = ReduceLROnPlateau(optimizer, **{OURS_TO_THEIRS.get(name, name): value for name, value in options.items()})
     wanted = []
@@ -90,6 +93,10 @@ def test_is_torchs_value_for_value(values, options):
         theirs.step(value)
         wanted.append([group["lr"] for group in optimizer.param_groups])
     assert seen == wanted
+
+
+def test_a_negative_loss_that_stays_as_it_is_is_no_improvement():
+    assert train([Plateau(patience=1, factor=0.5)], [-1.0, -1.0, -1.0, -1.00001]).after == [[1.0], [1.0], [0.5], [0.5]]
 
 
 def test_by_hand(messages):
@@ -186,6 +193,17 @@ def test_a_rate_that_is_a_tensor_stays_the_object():
     train([Plateau(patience=0, factor=0.5)], [1.0, 1.0], optimizer=optimizer)
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == 0.5
+
+
+def test_an_evaluation_outside_of_training_changes_nothing(make_trainer):
+    """Nor does the training that follows know of it: the evaluations of the two trainings are 1 and 2."""
+    trainer = make_trainer([Evaluation(), Plateau(patience=1, mode="max", factor=0.5)], values=[1.0], val=[1.0], start=9.0)
+    trainer.train()
+    for _ in range(3):
+        trainer.evaluate()
+    assert (trainer.optimizer.param_groups[0]["lr"], trainer.plugins["plateau"].bad) == (1.0, 0)
+    trainer.train(max_epochs=3)
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.5
 
 
 class TestFaults:

@@ -9,7 +9,7 @@ from torch.optim.swa_utils import SWALR, AveragedModel, update_bn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainhooks import OptionError, Trainer, UsageError, hookimpl
-from trainhooks_builtins import LR, SWA, Checkpoint, Evaluation, Freeze
+from trainhooks_builtins import LR, SWA, Checkpoint, Evaluation, Freeze, Plateau
 from trainhooks_builtins.checkpoint import read_checkpoint
 
 UP = (-1.0,) * 2  # with start 1 the weight is 3, 5, 7, 9 after the epochs
@@ -335,6 +335,16 @@ class TestRate:
         make_trainer([*plugins, rates], values=UP, lr=0.8, max_epochs=4).train()
         # linear over 8 updates: 0.8, 0.7, 0.6, 0.5, and 0.4 when the last part begins; then 0.4, half way, 0.05
         assert [one[0] for one in rates.seen] == close([0.8, 0.7, 0.6, 0.5, 0.4, 0.4, 0.225, 0.225])
+
+    @pytest.mark.parametrize("by", ["update", "step", "epoch"])
+    def test_whatever_lr_counts_and_plateau_does(self, make_trainer, by):
+        rates = Rates()
+        lr = LR("constant", {"factor": 0.5}, by=by)
+        plateau = Plateau(mode="max", patience=0, factor=0.5)
+        swa = SWA(start_epoch=2, lr=0.05, anneal_epochs=0)
+        plugins = [lr, plateau, swa, Evaluation(every_steps=1), rates]
+        make_trainer(plugins, values=UP, val=UP, lr=0.8, max_epochs=4).train()
+        assert [one[0] for one in rates.seen][4:] == [0.05] * 4
 
     def test_each_group_from_its_own_and_tensors_in_place(self):
         first, second = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Callable  # noqa: TC003 - option types are read when a run starts
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from trainhooks import OptionError, UsageError, hookimpl
 
-from ._schedule_lengths import check_lengths, run_length, updates_of
-from ._schedule_options import SCHEDULES, compose, needs_total, read_schedule
+from ._schedule_lengths import check_lengths
+from ._schedule_options import SCHEDULES, read_schedule
+from ._schedule_plan import make_plan, warn_beyond
 from ._schedules import Schedule, warmup
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from trainhooks import Trainer
 
-log = logging.getLogger("trainhooks")
+_ROUNDING = 1e-12  # how far below 0 a value of somebody's own formula may be
 
 By = Literal["update", "step", "epoch"]
 Warmup = Literal["linear", "constant", "exp"]
@@ -41,6 +41,8 @@ class GroupSchedule:
     in_every_group: ClassVar[bool] = False
     #: Whether a group whose value is 0 is left alone.
     keeps_zero: ClassVar[bool] = False
+    #: What every value must be below.
+    below: ClassVar[float] = math.inf
 
     def __init__(
         self,
@@ -184,6 +186,12 @@ class GroupSchedule:
             value = factor * base if relative else self.value(update, progress, base)
             if scale in group:
                 value *= group[scale]
+            if not -_ROUNDING < value < self.below:
+                message = (
+                    f"{self.key}.schedule gives {value:g} at update {update}, which is not in [0, {self.below:g}); "
+                    "look at its parameters, its end and the warmup"
+                )
+                raise UsageError(message)
             self.write(group, value)
 
     def _groups(self, trainer: Trainer) -> Iterable[dict[str, Any]]:
@@ -230,67 +238,12 @@ class GroupSchedule:
 
     def _plan(self, trainer: Trainer) -> None:
         self._planned = True
-        run = run_length(trainer, self.by)
-        total = self._given_length(trainer) or run
-        if total is None and needs_total(self._parts):
-            message = (
-                f"{self.key}.schedule = {self._name!r} must know where it ends: set max_steps or max_updates, or "
-                f"{self.key}.total_updates, since the length of the run is not known in {self.by}s"
-            )
-            raise UsageError(message)
-        self._warmup = self._warmup_length(trainer)
-        self._start = 0 if self.warmup_overlaps or self.by != "update" else self._warmup
-        left = None if total is None else max(total - self._start, 1)
-        until = (lambda epochs: updates_of(trainer, epochs, self.key, "schedule")) if self.by == "update" else int
-        self._schedule, own = compose(self._parts, left, until)
-        self._length = own or left or 0
-        total = self._start + own if own else total
-        self._announce(total)
-        updates = total if self.by == "update" else trainer.total_updates
-        if updates is not None and 0 < updates <= self._warmup:
-            then = f"so the schedule {self._name!r} never starts" if self._start else "so it is never over"
-            log.warning("%s: the warmup takes %d updates and the run has %d, %s", self.key, self._warmup, updates, then)
-        self._warns_at = math.inf
-        if self._schedule.bounded and total is not None:
-            if run is not None and run > total:
-                log.warning(
-                    "%s: the schedule %r ends after %d %ss and the run has %d: its last value stays",
-                    *(self.key, self._name, total, self.by, run),
-                )
-            elif run is None:
-                self._warns_at = total
+        plan = make_plan(trainer, self, self._parts)
+        self._schedule, self._warmup, self._start, self._length, self._warns_at = plan
 
     def _warn_beyond(self) -> None:
-        log.warning(
-            "%s: the schedule %r has ended after %d %ss and the run goes on: its last value stays",
-            *(self.key, self._name, self._start + self._length, self.by),
-        )
+        warn_beyond(self, self._parts, self._start + self._length)
         self._warns_at = math.inf
-
-    def _announce(self, total: int | None) -> None:
-        over = f" over {total} {self.by}{'' if total == 1 else 's'}" if total else ""
-        warms = f", warmup {self._warmup} update{'' if self._warmup == 1 else 's'}" if self._warmup else ""
-        log.info("%s: %s by %s%s%s", self.key, self._name, self.by, over, warms)
-
-    @property
-    def _name(self) -> str:
-        return ", ".join(part.name for part in self._parts)
-
-    def _given_length(self, trainer: Trainer) -> int | None:
-        if self.total_epochs is not None and self.by == "update":
-            return updates_of(trainer, self.total_epochs, self.key, "total_epochs")
-        return self.total_epochs if self.by == "epoch" else self.total_updates
-
-    def _warmup_length(self, trainer: Trainer) -> int:
-        if self.warmup_epochs:
-            return updates_of(trainer, self.warmup_epochs, self.key, "warmup_epochs")
-        if self.warmup_ratio:
-            total = (self._given_length(trainer) if self.by == "update" else None) or trainer.total_updates
-            if total is None:
-                message = f"{self.key}.warmup_ratio needs a run whose length is known: set max_updates, or give {self.key}.warmup_updates"
-                raise UsageError(message)
-            return round(self.warmup_ratio * total)
-        return self.warmup_updates
 
 
 def assigned(old: Any, value: float) -> Any:

@@ -96,6 +96,9 @@ def read_schedule(
                 message = f"{key}.schedule = []: give at least one table, for example {{name = 'cosine'}}"
             raise OptionError(message)
         parts = [_read_part(one, by, known, key) for one in given]
+        if sum(part.length for part in parts if part.unit == "ratio") > 1 + 1e-9:
+            message = f"{key}.schedule: the ratios of its parts are more than 1 together; they are shares of the whole"
+            raise OptionError(message)
         for part in parts[:-1]:
             if not part.unit:
                 message = f"{key}.schedule: {part.name!r} needs a length, only the last may go on to the end: {' or '.join(_UNITS[by])}"
@@ -117,8 +120,10 @@ def read_schedule(
     return [Part(given, _build(given, builder, arguments, key, f"{key}.args"))]
 
 
-def compose(parts: Sequence[Part], total: int | None, in_epochs: Callable[[float], int]) -> tuple[Schedule, int | None]:
-    """Return the parts as one schedule, and its length where the parts alone say it.
+def compose(
+    parts: Sequence[Part], total: int | None, in_epochs: Callable[[float], int]
+) -> tuple[Schedule, int | None, list[int]]:
+    """Return the parts as one schedule, its length where the parts alone say it, and where each part begins.
 
     Args:
         parts: Each begins where the one before it ends.
@@ -126,7 +131,7 @@ def compose(parts: Sequence[Part], total: int | None, in_epochs: Callable[[float
         in_epochs: Returns how much of what is counted so many epochs are.
     """
     if len(parts) == 1 and not parts[0].unit:
-        return parts[0].schedule, None
+        return parts[0].schedule, None, [0]
     ends: list[int] = []
     for part in parts:
         ends.append(_end_of(part, ends[-1] if ends else 0, total, in_epochs))
@@ -142,7 +147,7 @@ def compose(parts: Sequence[Part], total: int | None, in_epochs: Callable[[float
 
     bounded = not open_end or parts[-1].schedule.bounded
     whole = Schedule(value, bounded=bounded, relative=all(part.schedule.relative for part in parts))
-    return whole, None if open_end else ends[-1]
+    return whole, None if open_end else ends[-1], starts
 
 
 def needs_total(parts: Sequence[Part]) -> bool:

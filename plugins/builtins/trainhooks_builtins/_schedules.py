@@ -96,11 +96,13 @@ def multi_step(milestones: list[int], gamma: float = 0.1, floor: float | None = 
 
 def exp(gamma: float) -> Schedule:
     """Base times ``gamma ** progress``."""
+    require("gamma", gamma, holds=gamma >= 0, must="0 or more")
     return Schedule(lambda progress, _total, base: base * gamma**progress, bounded=False)
 
 
 def inv(gamma: float, power: float = 1.0) -> Schedule:
     """Base times ``(1 + gamma * progress) ** -power``."""
+    require("gamma", gamma, holds=gamma >= 0, must="0 or more")
     return Schedule(lambda progress, _total, base: base * (1 + gamma * progress) ** -power, bounded=False)
 
 

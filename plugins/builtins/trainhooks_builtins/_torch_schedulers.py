@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch.optim import Optimizer
+
+log = logging.getLogger("trainhooks")
 
 
 class TorchSchedulers:
@@ -36,7 +39,9 @@ class TorchSchedulers:
             self._schedulers = [given(optimizer) for optimizer in optimizers.values()]
         for scheduler in self._schedulers:
             check(scheduler)
+        self._first = [[float(group["lr"]) for group in one.optimizer.param_groups] for one in self._schedulers]
         self._stepped = 0
+        self._ended = False
         self.apply_scale()
 
     @property
@@ -45,13 +50,20 @@ class TorchSchedulers:
         return type(self._schedulers[0]).__name__
 
     def step_to(self, count: int) -> None:
-        """Step until ``count`` steps have been made since the run began."""
+        """Step until ``count`` steps have been made since the run began, but not beyond the last one that a scheduler has."""
         if self._stepped >= count:
             return
-        for scheduler in self._schedulers:
-            for group in scheduler.optimizer.param_groups:
-                _set(group, group.get("unscaled_lr", group["lr"]))
+        for scheduler, rates in zip(self._schedulers, self._first, strict=True):
+            for index, group in enumerate(scheduler.optimizer.param_groups):
+                if self._stepped or index >= len(rates):
+                    _set(group, group.get("unscaled_lr", group["lr"]))
+                else:  # it catches up in a run that was resumed without it, from its own first rate
+                    _set(group, rates[index])
             for number in range(self._stepped, count):
+                total = getattr(scheduler, "total_steps", None)  # OneCycleLR goes up again after its last one, then raises
+                if total is not None and scheduler.last_epoch + 1 >= total:
+                    self._warn_beyond(scheduler, total, count)
+                    break
                 if number:
                     scheduler.step()
                 else:  # torch warns of a first step before the optimizer's, which a resumed run may have made long ago
@@ -62,6 +74,13 @@ class TorchSchedulers:
                 group.pop("unscaled_lr", None)
         self._stepped = count
         self.apply_scale()
+
+    def _warn_beyond(self, scheduler: Any, total: int, count: int) -> None:
+        if count > total and not self._ended:
+            self._ended = True
+            log.warning(
+                "lr: %s has ended after %d steps and the run goes on: its last rate stays", type(scheduler).__name__, total
+            )
 
     def apply_scale(self) -> None:
         """Set each rate to the scheduler's times the group's ``lr_scale``."""

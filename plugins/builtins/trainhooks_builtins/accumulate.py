@@ -70,9 +70,10 @@ class Accumulate:
         self._saved: dict[str, Tensor] | None = None  # the gradients of a checkpoint, until they are put in place
         self._loaded = False  # whether the running window is that of a checkpoint
         idle: list[str] = []
-        if set(schedule.values()) == {1}:
+        self._accumulates = set(schedule.values()) != {1}
+        if not self._accumulates:
             idle = ["update_due", "count_updates", "train_step", "backward", "gradients_ready", "after_train_epoch"]
-        if idle or weight == "mean":
+        if not self._accumulates or weight == "mean":
             idle += ["compute_loss", "scale_loss"]
         vars(self).update(dict.fromkeys(idle))  # nothing to do there: the hooks are not even called
 
@@ -182,15 +183,22 @@ class Accumulate:
 
     @hookimpl
     def before_train(self, trainer: Trainer) -> None:
-        """Put the gradients of a checkpoint that was written within a window in their places."""
+        """Put the gradients of a checkpoint that was written within a window in their places; say so if no window can be full."""
+        length, least = trainer.epoch_length, min(self.steps_in(0), *(count for _, count in self._schedule))
+        if self.partial == "drop" and length is not None and length < least:
+            log.warning(
+                "accumulate: an epoch has %d steps and an update takes %d, so with partial = 'drop' there is no update",
+                *(length, least),
+            )
         loaded, kept = self._loaded, self._saved
         self._loaded, self._saved = False, None
         if not loaded:
             return
-        if kept is None or not restore(trainer.optimizers, kept):
-            log.warning(
-                "accumulate: the checkpoint has not the gradients of its window of %d steps; they are lost", self.position
-            )
+        why = "every step is an update now" if not self._accumulates else ""
+        if not why and (kept is None or not restore(trainer.optimizers, kept)):
+            why = "the checkpoint does not have them"
+        if why:
+            log.warning("accumulate: the gradients of the window of %d steps are lost: %s", self.position, why)
             self._forget(trainer)
             return
         trainer.gradients_spent = False

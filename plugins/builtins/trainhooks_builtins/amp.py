@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainhooks")
 
+_MANY = 20  # skipped updates in a row that are reported where they do not end the run
+
 
 class AMP:
     """Computes losses and predictions under ``torch.autocast``, and scales the loss where ``float16`` needs that.
@@ -45,7 +47,7 @@ class AMP:
         growth_factor: What the scale is multiplied by when it grows, above 1.
         backoff_factor: What it is multiplied by when an update is skipped, between 0 and 1.
         growth_interval: Updates without a skipped one until it grows.
-        max_skipped: Stop with an error after so many skipped updates in a row; 0 for never.
+        max_skipped: Stop with an error after so many skipped updates in a row; 0 for never, with a warning after 20.
         devices: Kinds of devices on which anything is done, for example ``cuda``; all by default.
     """
 
@@ -84,9 +86,10 @@ class AMP:
         self._device: str | None = None  # the kind of device while anything is to be done
         self._scale: LossScale | None = None
         self._loaded: dict[str, Any] = {}  # a state that came before the scale was there
+        self._asked = False  # whether the gradients of the running update were unscaled here
         self._series: tuple[Series, Series] | None = None
         if dtype == "bfloat16":
-            vars(self).update(dict.fromkeys(("scale_loss", "gradients_ready", "optimizer_step")))
+            vars(self).update(dict.fromkeys(("scale_loss", "gradients_ready", "optimizer_step", "after_update")))
 
     @hookimpl
     def setup(self, trainer: Trainer) -> None:
@@ -170,11 +173,8 @@ class AMP:
         """
         if self._scale is not None:
             if not self._scale.is_scaled:
-                message = (
-                    "plugin 'amp': the loss of this train_step was not scaled; pass it through trainer.hooks.scale_loss, "
-                    "or use dtype = 'bfloat16'"
-                )
-                raise UsageError(message)
+                raise UsageError(_NOT_SCALED)
+            self._asked = True
             self._scale.unscale(with_gradient(trainer.optimizers.values()))
         return (yield)
 
@@ -191,8 +191,17 @@ class AMP:
         self._check(self._scale, trainer.update)
         return updated
 
+    @hookimpl
+    def after_update(self) -> None:
+        """Refuse a ``train_step`` that updates in its own way: its small gradients became zero, and nothing was skipped."""
+        if self._scale is not None and not self._asked:
+            raise UsageError(_NOT_SCALED)
+        self._asked = False
+
     def _check(self, scale: LossScale, update: int) -> None:
-        if self.max_skipped and scale.skipped_in_a_row >= self.max_skipped:
+        if not self.max_skipped and scale.skipped_in_a_row == _MANY:
+            log.warning("amp: %d updates in a row were skipped, since their gradients were not finite; max_skipped = 0", _MANY)
+        elif self.max_skipped and scale.skipped_in_a_row >= self.max_skipped:
             last = f"the last finite update was number {update}" if update else "no update was finite"
             message = (
                 f"plugin 'amp': {scale.skipped_in_a_row} updates in a row were skipped since their gradients were not finite; the "
@@ -219,3 +228,9 @@ class AMP:
         self._loaded = dict(state)
         if self._scale is not None and state:
             self._scale.load_state_dict(state)
+
+
+_NOT_SCALED = (
+    "plugin 'amp': the loss of this train_step was not scaled; pass it through trainer.hooks.scale_loss and call "
+    "trainer.update_parameters(), or use dtype = 'bfloat16'"
+)

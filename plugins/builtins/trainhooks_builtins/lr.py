@@ -97,8 +97,9 @@ class LR(GroupSchedule):
             return
         if not makes_one(torch_scheduler):
             check(torch_scheduler)
-        others = (args, base, end, warmup_updates, warmup_epochs, warmup_ratio, total_updates, total_epochs, groups)
-        if schedule != "cosine" or any(others) or by == "step":
+        lengths = (warmup_updates, warmup_epochs, warmup_ratio, total_updates, total_epochs)
+        others = (args, base is not None, end, *lengths, warmup_start, warmup_overlaps, groups)
+        if schedule != "cosine" or warmup != "linear" or any(others) or by == "step":
             message = (
                 "torch_scheduler: it is stepped by 'update' or 'epoch' and goes with no other option than by; "
                 "torch's SequentialLR brings a warmup"

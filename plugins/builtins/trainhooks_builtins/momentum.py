@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable  # noqa: TC003 - option types are read when a run starts
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from trainhooks import UsageError
-
 from ._group_schedule import By, GroupSchedule, Warmup, assigned
 from ._schedule_cycles import cyclic, one_cycle_momentum
 from ._schedule_options import SCHEDULES
@@ -59,6 +57,7 @@ class Momentum(GroupSchedule):
     key: ClassVar = "momentum"
     known: ClassVar = {**SCHEDULES, "step": _step, "cyclic": _cyclic, "one_cycle": one_cycle_momentum}
     divides: ClassVar = True
+    below: ClassVar = 1.0
 
     def __init__(
         self,
@@ -99,14 +98,7 @@ class Momentum(GroupSchedule):
         return group["momentum"] if "momentum" in group else group["betas"][0] if "betas" in group else None
 
     def write(self, group: dict[str, Any], value: float) -> None:
-        """Set it.
-
-        Raises:
-            UsageError: It is not in [0, 1).
-        """
-        if not 0 <= value < 1:
-            message = f"momentum.schedule gives {value:g}, which is not in [0, 1); lower its end, its targets or the warmup"
-            raise UsageError(message)
+        """Set it."""
         if "momentum" in group:
             group["momentum"] = value
         else:

@@ -19,8 +19,8 @@ log = logging.getLogger("trainhooks")
 class Plateau:
     """Multiplies the learning rates by ``factor`` when a metric has not improved for more than ``patience`` evaluations.
 
-    The rule is that of torch's ``ReduceLROnPlateau``: an evaluation is better if it beats the best one by ``min_delta``; the
-    first one after ``patience`` that is not reduces the rate, and the following ``cooldown`` are not counted. NaN and infinity
+    The rule is that of torch's ``ReduceLROnPlateau``, but for negative metrics with ``rel``, where a value that is a little worse
+    is better for torch: an evaluation is better if it beats the best one by ``min_delta``; the first one after ``patience`` that is not reduces the rate, and the following ``cooldown`` are not counted. NaN and infinity
     are no improvement and count. It counts evaluations of the monitored split, however often they take place.
 
     Each parameter group keeps the product of the factors as ``lr_scale``, which ``lr`` multiplies into its rate; without a
@@ -80,7 +80,9 @@ class Plateau:
 
     @hookimpl
     def after_eval(self, trainer: Trainer, split: str, metrics: Metrics) -> None:
-        """Compare, count, and reduce the rates when it is time."""
+        """Compare, count, and reduce the rates when it is time, if this evaluation is one of a training."""
+        if trainer.session is None or not trainer.session.training:
+            return
         if self.monitor in metrics:
             self._measured = True
             if self._counted(metrics[self.monitor]):
@@ -102,6 +104,8 @@ class Plateau:
         if self.best is None:
             return True
         delta = -self.min_delta if self.mode == "min" else self.min_delta
+        if self.delta_mode == "rel" and self.best < 0:
+            delta = -delta
         wanted = self.best * (1 + delta) if self.delta_mode == "rel" else self.best + delta
         return value < wanted if self.mode == "min" else value > wanted
 

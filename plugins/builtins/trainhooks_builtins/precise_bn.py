@@ -40,13 +40,13 @@ class PreciseBN:
             message = f"batches = {batches}: must be at least 1"
             raise OptionError(message)
         self.batches = batches
-        self._measured_at = -1  # updates that the model had when it was last measured
+        self._measured_at = -1  # step at which it was last measured
         self._warned = False
 
     @hookimpl(wrapper=True)
     def evaluate(self, trainer: Trainer) -> Generator[None, Metrics, Metrics]:
-        """Measure first, unless nothing has changed since."""
-        if trainer.session is not None and trainer.session.training and trainer.update != self._measured_at:
+        """Measure first, unless nothing has changed since: every step moves the statistics, also one that makes no update."""
+        if trainer.session is not None and trainer.session.training and trainer.step != self._measured_at:
             self._measure(trainer)
         return (yield)
 
@@ -62,4 +62,4 @@ class PreciseBN:
             with torch.no_grad():
                 for name, statistic in measured(trainer, norms, [], loader, self.batches).items():
                     buffers[name].copy_(statistic)
-        self._measured_at = trainer.update
+        self._measured_at = trainer.step

@@ -100,6 +100,8 @@ class SWA(EvaluatesWithAverage):
         self._statistics: dict[str, Tensor] = {}  # of batch normalization, that belong to the average
         self._measured = False
         self._warned = False
+        if lr is None:
+            vars(self)["before_step"] = None  # nothing to do there: the hook is not even called
 
     # --- The last part ---
 
@@ -119,14 +121,17 @@ class SWA(EvaluatesWithAverage):
                 raise UsageError(message)
             self._start_update = round(self.start * total)
             self._begin_if_due(trainer, trainer.update)
-        self._set_rates(trainer)
 
     @hookimpl
     def before_epoch(self, trainer: Trainer, epoch: int) -> None:
-        """Begin the last part, if it begins with this epoch; set the epoch's rate."""
+        """Begin the last part, if it begins with this epoch."""
         self._average.check(trainer.model)
         if self.start_epoch is not None and epoch >= self.start_epoch and self._began is None:
             self._begin(trainer, trainer.update)
+
+    @hookimpl
+    def before_step(self, trainer: Trainer) -> None:
+        """Set the rate of the last part, whatever ``lr`` and ``plateau`` have set since the last step."""
         self._set_rates(trainer)
 
     @hookimpl
@@ -136,7 +141,6 @@ class SWA(EvaluatesWithAverage):
             self._begin_if_due(trainer, trainer.update + 1)
         elif self.interval.updates and trainer.every_n_updates(self.interval.updates):
             self._add()
-        self._set_rates(trainer)
 
     @hookimpl
     def after_train_epoch(self, trainer: Trainer) -> None:
@@ -147,7 +151,6 @@ class SWA(EvaluatesWithAverage):
             self._add()
         if trainer.every_n_epochs(1):
             self._epochs += 1
-            self._set_rates(trainer)
 
     @hookimpl
     def after_train(self, trainer: Trainer) -> None:
