@@ -248,13 +248,13 @@ class TestLR08:
         plugin = LR("step", args={"every": 2}, by="epoch")
         make_trainer([plugin, rates], values=(1.0,) * 4, max_epochs=3).train()
         assert rates.seen == pytest.approx([1.0] * 8 + [0.1] * 4, rel=1e-12)
-        assert "lr: step by epoch over 3 epochs" in messages()
+        assert "lr: step (every 2) by epoch over 3 epochs" in messages()
 
     def test_lr_08_by_update_is_another_list(self, make_trainer, messages):
         rates = Rates()
         make_trainer([LR("step", args={"every": 2}), rates], values=(1.0,) * 4, max_epochs=3).train()
         assert rates.seen == pytest.approx([0.1 ** (i // 2) for i in range(12)], rel=1e-12)
-        assert "lr: step by update over 12 updates" in messages()
+        assert "lr: step (every 2) by update over 12 updates" in messages()
 
     def test_lr_08_by_step(self, make_trainer, messages):
         """Windows of 3 in 7 batches: the updates are in steps 2, 5, 6, 9, 12, 13 (from 0), whose rates they take."""
@@ -262,7 +262,7 @@ class TestLR08:
         plugins = [LR("step", args={"every": 2}, by="step"), Accumulates(3), rates]
         make_trainer(plugins, values=(1.0,) * 7, max_epochs=2).train()
         assert rates.seen == pytest.approx([0.1 ** (s // 2) for s in (2, 5, 6, 9, 12, 13)], rel=1e-12)
-        assert "lr: step by step over 14 steps" in messages()
+        assert "lr: step (every 2) by step over 14 steps" in messages()
 
     @pytest.mark.parametrize("name", ["cosine", "linear", "one_cycle"])
     def test_lr_08_by_epoch_the_rate_is_one_in_an_epoch(self, make_trainer, name):

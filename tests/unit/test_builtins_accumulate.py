@@ -621,3 +621,8 @@ class TestOptions:
     def test_options_of_a_file_fit(self, make_trainer, given_, steps):
         trainer = make_trainer(["accumulate"], options={"accumulate": {"steps": given_}})
         assert trainer.plugins["accumulate"].steps_in(5) == steps
+
+
+def test_it_says_what_is_planned(make_trainer, messages):
+    make_trainer([Accumulate({0: 2, 2: 4})], values=(1.0,) * 7, max_epochs=3).train()
+    assert "accumulate: an update takes 2, 4 from epoch 2 on steps, 10 updates in all" in messages()

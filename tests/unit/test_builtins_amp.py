@@ -400,7 +400,8 @@ class TestLoopsOfTheUser:
 def test_without_a_limit_many_skipped_updates_are_said_once(make_trainer, messages):
     make_trainer([half(max_skipped=0)], values=[math.inf] * 45).train()
     assert [text for text in messages() if text.startswith("amp")] == [
-        "amp: 20 updates in a row were skipped, since their gradients were not finite; max_skipped = 0"
+        "amp: float16 on cpu",
+        "amp: 20 updates in a row were skipped, since their gradients were not finite; max_skipped = 0",
     ]
 
 

@@ -611,3 +611,10 @@ class TestOptions:
         trainer = make_trainer(["ema"], options={"ema": {"decay": "0.5", "buffers": "average"}}, values=UP[:1], start=1.0)
         trainer.train()
         assert trainer.plugins["ema"].average["w"].item() == close(1.5)
+
+
+def test_it_says_whose_weights_are_evaluated(make_trainer, messages):
+    make_trainer([EMA(decay=0.9)], max_steps=1).train()
+    assert "ema: evaluations and predictions use the average (decay 0.9), checkpoints hold both" in messages()
+    make_trainer([EMA(decay=0.9, evaluate=False)], max_steps=1).train()
+    assert "ema: nothing is evaluated with the average (decay 0.9), checkpoints hold both" in messages()

@@ -215,7 +215,7 @@ class TestLength:
             "lr: cosine by update over 6 updates, warmup 2 updates",
             "lr: cosine by update over 1 update",
             "lr: constant by update",
-            "lr: exp by epoch over 3 epochs, warmup 1 update",
+            "lr: exp (gamma 0.9) by epoch over 3 epochs, warmup 1 update",
         ]
 
     def test_by_step_until_a_limit_of_updates(self):

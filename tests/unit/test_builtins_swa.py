@@ -462,3 +462,8 @@ class TestOptions:
         trainer = make_trainer(["swa"], options={"swa": {"start": "0.5"}}, values=UP, start=1.0, max_epochs=4)
         trainer.train()
         assert trainer.plugins["swa"].average["w"].item() == close(8.0)
+
+
+def test_it_says_when_averaging_begins(make_trainer, messages):
+    make_trainer([SWA(start=0.5)], max_epochs=2).train()
+    assert "swa: the weights are averaged from update 10 on, which evaluations and predictions then use" in messages()

@@ -81,7 +81,7 @@ def test_leaves_the_rate_to_lr():
 def test_by_epoch_and_warmup(messages):
     seen = train([WeightDecay("step", args={"every": 1}, by="epoch", warmup_updates=2)], adamw(0.1), 10)
     assert seen == [[pytest.approx(v)] for v in (0.0, 0.05, 0.1, 0.1, 0.1, 0.01, 0.01, 0.01, 0.01, 0.01)]
-    assert "weight_decay: step by epoch over 2 epochs, warmup 2 updates" in messages()
+    assert "weight_decay: step (every 1) by epoch over 2 epochs, warmup 2 updates" in messages()
 
 
 def test_faults():

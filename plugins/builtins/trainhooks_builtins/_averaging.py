@@ -33,7 +33,7 @@ class EvaluatesWithAverage:
     """
 
     def __init__(self, average: Average, *, evaluate: bool, apply_at_end: bool) -> None:
-        self._average, self._apply_at_end = average, apply_at_end
+        self._average, self._apply_at_end, self._evaluates = average, apply_at_end, evaluate
         if not evaluate:
             vars(self).update(evaluate=None, predict=None)  # not even called
         if not apply_at_end:

@@ -65,7 +65,8 @@ def make_plan(trainer: Trainer, options: GroupSchedule, parts: Sequence[Part]) -
     plan = Plan(schedule, warmup, start, own or left or 0, math.inf)
     over = f" over {_counted(total, by)}" if total else ""
     warms = f", warmup {_counted(warmup, 'update')}" if warmup else ""
-    log.info("%s: %s by %s%s%s", key, _name(parts), by, over, warms)
+    args = ", ".join(f"{name} {value}" for name, value in (options.args or {}).items())
+    log.info("%s: %s%s by %s%s%s", key, _name(parts), f" ({args})" if args else "", by, over, warms)
     _warn_of_long_warmup(key, parts, plan, trainer.total_updates, total if by == "update" else None)
     late = [part.name for part, begin in zip(parts[1:], starts[1:], strict=True) if 0 < (run or 0) <= start + begin]
     if late:

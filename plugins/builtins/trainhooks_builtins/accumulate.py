@@ -81,6 +81,9 @@ class Accumulate:
         """Return how many steps make an update in an epoch."""
         return next((count for first, count in reversed(self._schedule) if first <= epoch), 1)
 
+    def _in_words(self) -> str:
+        return ", ".join(f"{count}{f' from epoch {first} on' if first else ''}" for first, count in self._schedule)
+
     # --- When ---
 
     @hookimpl
@@ -190,6 +193,10 @@ class Accumulate:
                 "accumulate: an epoch has %d steps and an update takes %d, so with partial = 'drop' there is no update",
                 *(length, least),
             )
+        if self._accumulates:
+            total = trainer.total_updates
+            planned = f", {total} updates in all" if total is not None else ""
+            log.info("accumulate: an update takes %s steps%s", self._in_words(), planned)
         loaded, kept = self._loaded, self._saved
         self._loaded, self._saved = False, None
         if not loaded:

@@ -102,6 +102,7 @@ class AMP:
             message = f"plugin 'amp': torch has no autocast for {device.type!r}; take it out with -p no:amp"
             raise UsageError(message)
         self._device = device.type
+        log.info("amp: %s on %s", self.dtype, device.type)
         if self.dtype == "bfloat16":
             return
         named = trainer.model.named_parameters() if trainer.model is not None else ()

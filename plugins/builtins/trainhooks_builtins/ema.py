@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainhooks import OptionError, hookimpl
@@ -11,6 +12,8 @@ from ._averaging import EvaluatesWithAverage, model_of
 
 if TYPE_CHECKING:
     from trainhooks import Trainer
+
+log = logging.getLogger("trainhooks")
 
 
 class EMA(EvaluatesWithAverage):
@@ -86,6 +89,8 @@ class EMA(EvaluatesWithAverage):
         self._average.bind(model_of(trainer, "ema"))
         if not self._average.tensors and trainer.update >= self.start_update:
             self._average.begin()
+        users = "evaluations and predictions use the average" if self._evaluates else "nothing is evaluated with the average"
+        log.info("ema: %s (decay %g), checkpoints hold both", users, self.decay)
 
     @hookimpl
     def before_epoch(self, trainer: Trainer) -> None:

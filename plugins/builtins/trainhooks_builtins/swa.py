@@ -171,6 +171,8 @@ class SWA(EvaluatesWithAverage):
 
     def _begin(self, trainer: Trainer, update: int) -> None:
         self._began = update
+        users = ", which evaluations and predictions then use" if self._evaluates else ""
+        log.info("swa: the weights are averaged from update %d on%s", update, users)
         self._rates = {
             name: [float(group["lr"]) for group in optimizer.param_groups]
             for name, optimizer in (trainer.optimizers.items() if self.lr is not None else ())
