@@ -12,6 +12,9 @@ from torch.utils.data import DataLoader, Dataset
 from trainhooks import Trainer, hookimpl
 from trainhooks.workers import _cause, _stopped, note_lost_workers, with_timeout
 
+# torch raises the end of a worker in a signal handler, in whatever code runs at the moment, a finalizer among it.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 
 class Data(Dataset):
     """Six samples; the worker that reads the fourth one exits, or fails."""
