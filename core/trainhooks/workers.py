@@ -183,7 +183,7 @@ def _late_note(pids: str) -> str:
 
 def _owing(iterator: Any) -> str:
     """Return the pids of the workers that have stopped, else that of the one whose batch is the next, else all."""
-    workers = list(getattr(iterator, "_workers", ()))
+    workers: list[Any] = list(getattr(iterator, "_workers", ()))
     task = getattr(iterator, "_task_info", {}).get(getattr(iterator, "_rcvd_idx", None))
     owing = [f"{worker.pid}, stopped" for worker in workers if _stopped(worker.pid)]
     owing = owing or [str(worker.pid) for worker in ([workers[task[0]]] if task else workers)]

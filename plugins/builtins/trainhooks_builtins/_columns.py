@@ -33,8 +33,9 @@ def parts_of(output: Any) -> dict[str, Any]:
     """Return the parts of an output by name: those of a mapping or of several tensors, else one, ``prediction``."""
     if isinstance(output, Mapping):
         return {str(name): value for name, value in output.items() if value is not None}
-    if isinstance(output, tuple) and hasattr(output, "_asdict"):
-        return parts_of(output._asdict())
+    as_dict = getattr(output, "_asdict", None)  # of a named tuple
+    if isinstance(output, tuple) and as_dict is not None:
+        return parts_of(as_dict())
     if isinstance(output, tuple | list) and any(isinstance(value, Tensor) for value in output):
         return {f"prediction_{index}": value for index, value in enumerate(output)}
     return {"prediction": output}

@@ -72,7 +72,12 @@ class Part:
 
 
 def read_schedule(
-    given: Any, args: Mapping[str, Any] | None, end: float, by: str, known: Mapping[str, Callable[..., Schedule]], key: str
+    given: str | list[dict[str, Any]] | Callable[..., float],
+    args: Mapping[str, Any] | None,
+    end: float,
+    by: str,
+    known: Mapping[str, Callable[..., Schedule]],
+    key: str,
 ) -> list[Part]:
     """Return the schedules that an option ``schedule`` names, one after the other.
 

@@ -144,7 +144,7 @@ class RemoteMonitor:
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
     """Takes a redirect for a failure: a POST would become a GET, and headers would go elsewhere."""
 
-    def redirect_request(self, *_: Any) -> None:
+    def redirect_request(self, req: Any, fp: Any, code: Any, msg: Any, headers: Any, newurl: Any) -> None:
         """Follow nothing."""
 
 

@@ -75,7 +75,8 @@ class TimeLimit:
                 f"margin_s = {margin_s}: must be less than the time limit, {self.duration_s:g} s, or nothing is ever trained"
             )
             raise OptionError(message)
-        self.margin_s, self.at, self.total = margin_s, at, total
+        self.at: At = at
+        self.margin_s, self.total = margin_s, total
         if at == "epoch":
             vars(self)["after_step"] = None
         self._clock, self._now = clock, now
