@@ -33,6 +33,7 @@ def tests(session: nox.Session) -> None:
     """Run all tests but the slow ones; `nox -s tests -- -m ''` runs those too."""
     install(session, *GROUPS["test"], "-e", ".")
     session.run("python", "-m", "pytest", "-n", "2", *(session.posargs or ["-m", "not slow"]))
+    session.run("python", "tests/bench/schedule_table.py")  # which a test runs too; here it shows its table
 
 
 @nox.session

@@ -37,8 +37,8 @@ OPTIONS = {
     "Throughput": {"flops_per_sample": 1.0, "peak_flops": 1.0},
 }
 
-#: Each for a reason: they train before the training, compute the loss twice by themselves, or trace the process.
-APART = {"FindBatchSize", "FindLR", "HookTime"}
+#: They are done when the training begins.
+APART = {"FindBatchSize", "FindLR"}
 
 
 def whose():
