@@ -49,8 +49,8 @@ class BatchMixing:
         """Refuse a training whose loss is out of reach."""
         if trainer.loss is None:
             message = (
-                f"{self.name} mixes what loss(output, target) gives for two targets, and Trainer was given no loss=; give one, or "
-                "mix the batch in a prepare_batch of your own if the model computes its loss"
+                f"{self.name} mixes what loss(output, target) gives for two targets, and Trainer was given no loss=; give one (in "
+                "a project file: set trainer.loss in configure and call it in compute_loss), or mix the batch in a prepare_batch of your own if the model computes its loss"
             )
             raise UsageError(message)
 
