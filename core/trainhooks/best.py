@@ -11,67 +11,11 @@ from .errors import OptionError
 Mode = Literal["auto", "min", "max"]
 
 #: Words in the names of metrics that are better when they are lower, whatever other words there are.
-_LOWER = frozenset(
-    [
-        "loss",
-        "err",
-        "error",
-        "mse",
-        "mae",
-        "rmse",
-        "mape",
-        "brier",
-        "fid",
-        "kid",
-        "cost",
-        "distance",
-        "perplexity",
-        "ppl",
-        "wer",
-        "cer",
-        "nll",
-        "divergence",
-        "kl",
-    ]
-)
+_LOWER = re.compile("loss|err|error|mse|mae|rmse|mape|brier|fid|kid|cost|distance|perplexity|ppl|wer|cer|nll|divergence|kl")
 #: Words in the names of those that are better when they are higher; everything else is taken to be an error or a loss.
-_HIGHER = frozenset(
-    [
-        "acc",
-        "accuracy",
-        "auc",
-        "auroc",
-        "auprc",
-        "f1",
-        "precision",
-        "recall",
-        "map",
-        "ap",
-        "ar",
-        "iou",
-        "miou",
-        "dice",
-        "mdice",
-        "macc",
-        "aacc",
-        "bleu",
-        "rouge",
-        "psnr",
-        "ssim",
-        "score",
-        "r2",
-        "top",
-        "ndcg",
-        "mrr",
-        "mcc",
-        "kappa",
-        "hit",
-        "hits",
-        "similarity",
-        "corr",
-        "correlation",
-        "reward",
-    ]
+_HIGHER = re.compile(
+    "acc|accuracy|auc|auroc|auprc|f1|precision|recall|map|ap|ar|iou|miou|dice|mdice|macc|aacc|bleu|rouge|psnr|ssim|score|r2|top|"
+    "ndcg|mrr|mcc|kappa|hit|hits|similarity|corr|correlation|reward"
 )
 
 
@@ -87,7 +31,7 @@ def direction(metric: str, mode: Mode = "auto") -> Literal["min", "max"]:
     if mode != "auto":
         return mode
     words = _words(metric.rpartition("/")[2])
-    return "max" if words & _HIGHER and not words & _LOWER else "min"
+    return "max" if any(map(_HIGHER.fullmatch, words)) and not any(map(_LOWER.fullmatch, words)) else "min"
 
 
 def _words(name: str) -> set[str]:

@@ -172,7 +172,7 @@ class Config:
                 message = f"-o {word}: write it as PLUGIN.KEY=VALUE"
                 raise UsageError(message)
             first, dot, _ = plugin.partition(".")
-            if dot and ":" not in plugin:  # neither a plugin's name nor module:attribute has one
+            if dot and ":" not in plugin:  # a plugin's name has no dot, and module:attribute a colon
                 message = (
                     f"-o {word}: write a key inside of an option as a table, -o {first}.{target.split('.')[1]}={{{name}=...}}"
                 )

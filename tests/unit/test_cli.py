@@ -881,3 +881,9 @@ def test_evaluate_says_what_the_checkpoint_has_and_nobody_uses(cli, project):
     plain = cli("evaluate", "--checkpoint", done["checkpoint"])
     assert "the checkpoint has the state of plugins that are not active: ema; -p NAME lets one take part" in plain.err
     assert "not active" not in cli("evaluate", "-p", "ema", "--checkpoint", done["checkpoint"]).err
+
+
+def test_a_key_inside_of_an_option_is_written_as_a_table(cli, project):
+    said = refused(cli("train", "-o", "lr.args.gamma=0.5", expect=2))
+    assert "write a key inside of an option as a table, -o lr.args={gamma=...}" in said
+    assert not (project / "runs").exists()

@@ -279,3 +279,10 @@ class TestOwnHooks:
             hookspecs = self.Specs
 
         assert faults_of(Other()) == ("hookspec 'rl_rollout' must begin with 'other_'",)
+
+
+def test_a_scheduler_of_torch_is_no_plugin(make_trainer):
+    """It has state, but nothing of it would ever be called; ``lr`` takes it."""
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
+    with pytest.raises(PluginValidationError, match="implements no hook"):
+        make_trainer([torch.optim.lr_scheduler.StepLR(optimizer, 1)])

@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from trainhooks import OptionError, hookimpl
 
+from ._paused_mark import PausedMark
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from pathlib import Path
 
     from trainhooks import Trainer
-    from trainhooks.types import Metrics
 
 log = logging.getLogger("trainhooks")
 
 
-class Starvation:
+class Starvation(PausedMark):
     """Measures which share of the time goes to waiting for data, and warns once with a remedy when it is too much.
 
     A step waits from the end of the one before it to its ``before_step``: the loader and moving the batch. Evaluations,
@@ -42,12 +42,11 @@ class Starvation:
         if window_steps < 1:
             message = f"window_steps = {window_steps}: must be at least 1"
             raise OptionError(message)
-        self.warn_share, self.window_steps, self._clock = warn_share, window_steps, clock
+        super().__init__(clock)
+        self.warn_share, self.window_steps = warn_share, window_steps
         self._warned: set[str] = set()
-        self._pauses = 0
         self._opens = self._opened = False  # whether the next batch is the first of its epoch, and whether the running one is
         self._clear()
-        self._mark = 0.0  # when the running step, or the waiting for the next one, began
         self._epochs = 0
 
     def _clear(self) -> None:
@@ -65,7 +64,8 @@ class Starvation:
     @hookimpl
     def before_epoch(self) -> None:
         """Begin to wait for the first batch."""
-        self._opens, self._opened, self._mark = True, False, self._clock()
+        self._opens, self._opened = True, False
+        self._begin()
         self._epochs += 1
 
     @hookimpl(tryfirst=True)
@@ -77,12 +77,12 @@ class Starvation:
     def after_step(self, trainer: Trainer) -> Generator[None, None, None]:
         """End the step, after what others do in it."""
         yield
-        now = self._clock()
+        seconds = self._lap() or 0.0
         if self._opened:
-            self._opening_work += now - self._mark
+            self._opening_work += seconds
         else:
-            self._work += now - self._mark
-        self._opened, self._mark = False, now
+            self._work += seconds
+        self._opened = False
         self._steps += 1
         if self._steps == self.window_steps:
             self._judge(trainer)
@@ -90,39 +90,10 @@ class Starvation:
     @hookimpl(tryfirst=True)
     def after_skip(self) -> None:
         """Begin to wait again after a batch that was dropped."""
-        self._mark = self._clock()
-
-    @hookimpl(wrapper=True)
-    def evaluate(self) -> Generator[None, Metrics, Metrics]:
-        """Leave an evaluation out."""
-        began = self._pause()
-        try:
-            return (yield)
-        finally:
-            self._resume(began)
-
-    @hookimpl(wrapper=True)
-    def save_checkpoint(self) -> Generator[None, Path, Path]:
-        """Leave a checkpoint out."""
-        began = self._pause()
-        try:
-            return (yield)
-        finally:
-            self._resume(began)
-
-    def _pause(self) -> float:
-        self._pauses += 1
-        return self._clock()
-
-    def _resume(self, began: float) -> None:
-        """Move the mark past what was left out, once for nested ones."""
-        self._pauses -= 1
-        if self._pauses == 0:
-            self._mark += self._clock() - began
+        self._begin()
 
     def _wait(self) -> None:
-        now = self._clock()
-        seconds, self._mark = now - self._mark, now
+        seconds = self._lap() or 0.0
         if not self._opens:
             self._waiting += seconds
         elif self._epochs == 1:

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 from trainhooks import OptionError, hookimpl
 from trainhooks.data import batch_size
 
+from ._paused_mark import PausedMark
 from ._tokens import elements_of, tokens_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
-    from pathlib import Path
+    from collections.abc import Callable
 
     from trainhooks import Trainer
-    from trainhooks.types import Batch, Metrics, Output
+    from trainhooks.types import Batch, Output
 
 log = logging.getLogger("trainhooks")
 
 _RATES = ("samples_per_s", "steps_per_s", "tokens_per_s", "mfu")
 
 
-class Throughput:
+class Throughput(PausedMark):
     """Measures how fast a run trains.
 
     Logs ``throughput/samples_per_s``, ``throughput/steps_per_s``, with ``tokens`` ``throughput/tokens_per_s``, and
@@ -69,9 +69,7 @@ class Throughput:
             raise OptionError(message)
         self.tokens, self.flops_per_sample, self.flops_per_token = tokens, flops_per_sample, flops_per_token
         self.peak_flops = peak_flops
-        self._clock = clock
-        self._mark: float | None = None  # when the last step ended, or the waiting for the first one began
-        self._pauses = 0
+        super().__init__(clock)
         self._window, self._total = _Count(), _Count()
 
     @hookimpl
@@ -89,7 +87,7 @@ class Throughput:
     @hookimpl
     def before_epoch(self) -> None:
         """Begin to wait for the first batch."""
-        self._mark = self._clock()
+        self._begin()
 
     @hookimpl
     def after_step(self, batch: Batch, output: Output) -> None:
@@ -98,28 +96,9 @@ class Throughput:
             tokens: Any = 0
         else:
             tokens = elements_of(batch) if self.tokens == "sequence" else tokens_of(self.tokens, batch, output)
-        now = self._clock()
-        if self._mark is not None:  # as it is for one that came in the middle of an epoch
-            self._window.add(1, batch_size(batch), tokens, now - self._mark)
-        self._mark = now
-
-    @hookimpl(wrapper=True)
-    def evaluate(self) -> Generator[None, Metrics, Metrics]:
-        """Do not count the time of an evaluation."""
-        began = self._pause()
-        try:
-            return (yield)
-        finally:
-            self._resume(began)
-
-    @hookimpl(wrapper=True)
-    def save_checkpoint(self) -> Generator[None, Path, Path]:
-        """Do not count the time of a checkpoint."""
-        began = self._pause()
-        try:
-            return (yield)
-        finally:
-            self._resume(began)
+        seconds = self._lap()
+        if seconds is not None:  # as it is for one that came in the middle of an epoch
+            self._window.add(1, batch_size(batch), tokens, seconds)
 
     @hookimpl
     def after_train(self) -> None:
@@ -135,16 +114,6 @@ class Throughput:
                 total.steps,
                 total.seconds,
             )
-
-    def _pause(self) -> float:
-        self._pauses += 1
-        return self._clock()
-
-    def _resume(self, began: float) -> None:
-        """Move the mark past the outermost of nested pauses."""
-        self._pauses -= 1
-        if self._pauses == 0 and self._mark is not None:
-            self._mark += self._clock() - began
 
     def _log(self) -> None:
         window, self._window = self._window, _Count()
