@@ -13,29 +13,40 @@ from torch.utils.data import DataLoader
 from .errors import DataError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from torch import nn
 
     from .types import Batch
 
 _END = object()
+_MOST_OWNERS = 8  # of generators: a loader that makes its samplers as they are asked for has them without end
 
 
 class LookAhead(Iterator[Any]):
     """Iterates a loader without length; asked whether a batch is the last, it fetches one more.
 
     Only then: a loader may depend on the model as it is now.
+
+    Args:
+        batches: To be read.
+        note: Told ``True`` before a batch is fetched ahead of its time, ``False`` when its time has come.
     """
 
-    def __init__(self, batches: Iterable[Batch]) -> None:
+    def __init__(self, batches: Iterable[Batch], note: Callable[[bool], None] | None = None) -> None:
         self._iterator = iter(batches)
+        self._note = note
         self._next: Any = None
         self._fetched = False
 
     def __next__(self) -> Batch:
-        batch = self._next if self._fetched else next(self._iterator, _END)
-        self._next, self._fetched = None, False
+        if self._fetched:
+            batch = self._next
+            self._next, self._fetched = None, False
+            if self._note is not None and batch is not _END:
+                self._note(False)
+        else:
+            batch = next(self._iterator, _END)
         if batch is _END:
             raise StopIteration
         return batch
@@ -44,6 +55,8 @@ class LookAhead(Iterator[Any]):
     def exhausted(self) -> bool:
         """Whether no batch is left."""
         if not self._fetched:
+            if self._note is not None:
+                self._note(True)
             self._next, self._fetched = next(self._iterator, _END), True
         return self._next is _END
 
@@ -58,19 +71,12 @@ def length_of(loader: object) -> int | None:
         return None
 
 
-def read_epoch(loader: Iterable[Batch], length: int | None, skip: int = 0) -> Iterator[Batch]:
-    """Iterate one epoch of ``loader``: ``length`` batches at most, without the first ``skip``.
+def read_epoch(loader: Iterable[Batch], length: int | None) -> Iterator[Batch]:
+    """Iterate one epoch of ``loader``: ``length`` batches at most.
 
     An iterator of its own (a generator) goes on where the last epoch ended.
     """
-    if length is None:
-        batches: Iterator[Batch] = LookAhead(loader)
-    else:
-        batches = islice(loader, length)
-    for _ in range(skip):
-        if next(batches, _END) is _END:
-            break
-    return batches
+    return LookAhead(loader) if length is None else islice(loader, length)
 
 
 def twin_of(loader: Iterable[Batch]) -> Iterable[Batch]:
@@ -83,11 +89,16 @@ def twin_of(loader: Iterable[Batch]) -> Iterable[Batch]:
 
 
 def generators_of(loader: object) -> list[torch.Generator]:
-    """Return the generators that a loader and its samplers draw from."""
-    batches = getattr(loader, "batch_sampler", None)
-    owners = (loader, getattr(loader, "sampler", None), batches, getattr(batches, "sampler", None))
-    found = [getattr(owner, "generator", None) for owner in owners]
-    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())
+    """Return torch's generators that a loader, its samplers and those that these wrap have as attributes."""
+    owners: list[Any] = [loader]
+    found: dict[int, torch.Generator] = {}
+    for owner in owners:
+        inner = [getattr(owner, name, None) for name in ("sampler", "batch_sampler")]
+        if len(owners) < _MOST_OWNERS:
+            owners += [one for one in inner if one is not None and not any(one is known for known in owners)]
+        candidates = [getattr(owner, "generator", None), *getattr(owner, "__dict__", {}).values()]
+        found |= {id(one): one for one in candidates if isinstance(one, torch.Generator)}
+    return list(found.values())
 
 
 def no_batches(loader: object, what: str) -> DataError:

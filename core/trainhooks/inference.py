@@ -14,7 +14,7 @@ from .errors import ControlFlow, DataError, SkipStep, UsageError
 from .loop import named_loss
 from .markers import hookimpl
 from .metrics import Series, is_scalar, to_host
-from .workers import with_timeout
+from .workers import reader_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,7 +33,9 @@ def evaluate(trainer: Trainer, split: str) -> Metrics:
         if hooks.before_eval is not None:
             hooks.before_eval(trainer=trainer, split=split)
         batches = dropped = 0
-        for raw in with_timeout(unshared(trainer, loader)):
+        for raw in reader_of(unshared(trainer, loader)):
+            if trainer.interruption is not None:
+                trainer.leave_evaluation()
             try:
                 batch = hooks.prepare_batch(trainer=trainer, batch=raw)
             except SkipStep:  # a filter of batches; what it keeps is what is measured
@@ -85,7 +87,9 @@ def predict(trainer: Trainer, split: str) -> list[Any]:
     with inference_mode(trainer, split), no_steering(f"prediction of {split!r}"):
         if hooks.before_predict is not None:
             hooks.before_predict(trainer=trainer, split=split)
-        for raw in with_timeout(unshared(trainer, loader)):
+        for raw in reader_of(unshared(trainer, loader)):
+            if trainer.interruption is not None:
+                trainer.leave_evaluation()
             try:
                 batch = hooks.prepare_batch(trainer=trainer, batch=raw)
             except SkipStep:

@@ -40,13 +40,15 @@ _TOO_LATE = "SkipStep was raised when the step had been trained: raise it in pre
 def train(trainer: Trainer) -> bool:
     """Run epochs until a limit or a stop request is reached."""
     hooks = trainer.hooks
-    trainer.serve_requests()  # what the checkpoint that we resume from still owes
+    trainer.leave_if_interrupted()
+    trainer.serve_owed()
     while not trainer.done:
         epoch = trainer.epoch
         trainer.restore_random()
         try:
             if hooks.before_epoch is not None:
                 hooks.before_epoch(trainer=trainer, epoch=epoch)
+            trainer.leave_if_interrupted()
             complete = trainer.stop_reason is None and hooks.train_epoch(trainer=trainer, epoch=epoch)
         except SkipEpoch:
             complete = True

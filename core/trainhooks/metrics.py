@@ -275,12 +275,17 @@ class MetricBus:
             self._series[name].clear()
         return values
 
-    def end_epoch(self) -> Metrics:
+    def end_epoch(self, *, complete: bool = True) -> Metrics:
         """Return what was flushed during the epoch, reduced as each was logged, and start anew.
 
         When it was flushed does not matter: the epoch's ``max`` is the highest value of the epoch.
+
+        Args:
+            complete: Whether the epoch is over; one that was cut short is kept for the run that goes on with it.
         """
-        epoch, self._epoch = self._epoch, {}
+        epoch = self._epoch
+        if complete:
+            self._epoch = {}
         return {
             name: value / weight if reduce == "mean" else value
             for name, (reduce, value, weight) in epoch.items()

@@ -118,7 +118,11 @@ class Reporter:
             self._thread.join(max(deadline - time.monotonic(), 0))
         if self._thread.is_alive():
             self._abandoned = True  # the thread ends when the call that it hangs in returns
-            log.warning("reporters did not finish within %g s; about %d records are lost", timeout_s, self._queue.qsize())
+            lost = self._queue.qsize()
+            if timeout_s:
+                log.warning("reporters did not finish within %g s; about %d records are lost", timeout_s, lost)
+            elif lost:
+                log.warning("reporters were not waited for; about %d records are lost", lost)
         if self.dropped:
             log.warning("reporters were too slow: %d records were dropped", self.dropped)
 

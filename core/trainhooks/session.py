@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import sys
 import traceback
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from .attribution import note_origin
-from .errors import UsageError, add_note
-from .workers import note_lost_workers
+from .checked_state import COMPARED, check_state
+from .differences import lock_differences, setting_differences
+from .errors import Terminated, UsageError, add_note
+from .run_record import closing, opening, resumed
+from .workers import end_workers, note_lost_workers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -45,6 +49,8 @@ class Session:
         self.resume = resume
         self.configuring = False
         self.set_up = False
+        #: Whether what is to be resumed has been restored, so that what the run folder says is about this run.
+        self.begun = resume is None
         #: What was said once already.
         self.said: set[str] = set()
         self._started: list[Plugin] = []
@@ -53,7 +59,8 @@ class Session:
         """Set up, do ``work``, tear down; exceptions propagate afterwards."""
         trainer = self.trainer
         trainer.session = self
-        trainer.outcome = None
+        trainer.outcome = trainer.interruption = None
+        trainer.between_steps = True
         try:
             try:
                 if self.training:
@@ -65,8 +72,9 @@ class Session:
                     )
                     raise UsageError(message)
                 trainer.build(training=self.training)
-                if self.training and trainer.run_folder is not None:
-                    trainer.run_folder.open(resume=self.resume is not None, overwrite=trainer.overwrite)
+                if self.training and trainer.run_folder is not None and trainer.is_main:
+                    facts = opening(trainer)
+                    trainer.run_folder.open(resume=self.resume is not None, overwrite=trainer.overwrite, facts=facts)
                 self._set_up()
                 result = work()
                 trainer.close_reporter()  # what a reporter's policy does not forgive fails the run
@@ -74,28 +82,35 @@ class Session:
                 self._fail(error)
                 raise
             self._finish()
+            trainer.leave_if_interrupted()  # when the training was done: all that comes after it has been finished
             return result
         finally:
-            trainer.session = None
+            if self.training and trainer.run_folder is not None:
+                end = trainer.run_folder.close if self.begun else trainer.run_folder.abandon
+                end(**closing(trainer))
+            trainer.session = trainer.interruption = None
             self._started.clear()
             del self.trainer  # a frame that a traceback holds must not hold the trainer through us
 
     def train(self) -> None:
         """Restore, then train between ``before_train`` and ``after_train``."""
         trainer = self.trainer
+        trainer.leave_if_interrupted()
         path = self._resume_path()
         if path is not None:
             self._restore(path)
+            trainer.leave_if_interrupted()
+        self.begun = True
         self._note_endless()
         try:
             if trainer.hooks.before_train is not None:
                 trainer.hooks.before_train(trainer=trainer)
             trainer.hooks.train(trainer=trainer)
             trainer.flush()
+            if not trainer.ended:
+                trainer.leave_if_interrupted()
         except BaseException as error:
-            note_lost_workers(error, trainer.loaders.values())
-            trainer.outcome = self._outcome_of(error)
-            self._after_train(error)
+            self._end_early(error)
             raise
         reason = trainer.stop_reason or trainer._stop_after_epoch
         trainer.outcome = trainer.make_outcome(*(("stopped", reason) if reason is not None else ("completed", self._limit())))
@@ -136,9 +151,15 @@ class Session:
     def _check(self) -> None:
         """Refuse what cannot work before anything is made."""
         trainer = self.trainer
+        if getattr(multiprocessing.current_process(), "_inheriting", False):
+            message = (
+                "train() was called by a script that a new worker process imports, as spawn and forkserver do: write "
+                "`if __name__ == '__main__':` above what starts the run"
+            )
+            raise UsageError(message)
         if self.resume is not None:
             self._check_resume()
-        if trainer.run_folder is not None:
+        if trainer.run_folder is not None and trainer.is_main:
             trainer.run_folder.check(resume=self.resume is not None, overwrite=trainer.overwrite)
 
     def _check_resume(self) -> None:
@@ -164,8 +185,12 @@ class Session:
         folder = self.trainer.run_folder
         assert folder is not None  # noqa: S101 - checked above
         path = folder.path / "checkpoints"
-        if path.is_dir() and any(entry.name[0] != "." or entry.suffix == ".old" for entry in path.iterdir()):
-            return path
+        try:
+            if path.is_dir() and any(entry.name[0] != "." or entry.suffix == ".old" for entry in path.iterdir()):
+                return path
+        except OSError as error:
+            message = f"cannot read the folder of checkpoints {path}: {error.strerror}"
+            raise UsageError(message) from error
         log.info("nothing to resume in %s: starting anew", folder.path)
         return None
 
@@ -198,12 +223,18 @@ class Session:
     def _restore(self, path: Path) -> None:
         trainer = self.trainer
         state = trainer.hooks.load_checkpoint(trainer=trainer, path=path)
+        check_state(state, COMPARED)
         differences = lock_differences(state.get("plugin_lock", []), trainer.plugin_lock())
         if differences and trainer.strict_plugins:
             message = "the plugins differ from those of the checkpoint:\n  " + "\n  ".join(differences)
             raise UsageError(message)
+        settings = setting_differences(trainer, state)
         trainer.load_state_dict(state)
+        if trainer.run_folder is not None and trainer.is_main:
+            trainer.run_folder.update(**resumed(trainer))
         log.info("resumed from %s at step %d", path, trainer.step)
+        for difference in settings:
+            log.warning("resumed with other settings than the checkpoint was made with: %s", difference)
         for difference in differences:
             log.warning("resumed with other plugins than the checkpoint was made with: %s", difference)
 
@@ -217,20 +248,58 @@ class Session:
                 return f"{name}={limit} reached"
         return "train() ended"
 
+    def _end_early(self, error: BaseException) -> None:
+        """Have everybody end a training that an exception ends, which may be the one of an interruption."""
+        trainer = self.trainer
+        note_lost_workers(error, trainer.loaders.values())
+        trainer.outcome = self._outcome_of(error)
+        trainer.between_steps = self._is_interruption(error) and not trainer.hurried
+        if trainer.between_steps:
+            self._say_interrupted()
+            trainer.rewind_epoch()
+        if trainer.hurried:
+            end_workers(error, trainer.loaders.values(), at_once=True)
+        self._after_train(error)
+        if trainer.interruption is not None:
+            end_workers(error, trainer.loaders.values(), at_once=trainer.hurried)
+            trainer._batches = None
+
+    def _is_interruption(self, error: BaseException) -> bool:
+        return self.trainer.interruption is not None and error is self.trainer.interruption.error
+
+    def _say_interrupted(self) -> None:
+        trainer = self.trainer
+        assert trainer.interruption is not None  # noqa: S101 - asked before
+        log.warning("%s: the training ends at step %d", trainer.interruption.reason, trainer.step)
+        if not trainer.interruption.exact:
+            log.warning(
+                "the loader did not give the next batch in time, and was not waited for: what it has drawn for it is lost, so a "
+                "resumed run may differ from one that was never interrupted"
+            )
+
     def _outcome_of(self, error: BaseException) -> Outcome:
-        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        if self.trainer.interruption is not None and self._is_interruption(error):
+            return self.trainer.make_outcome("interrupted", self.trainer.interruption.reason)
+        status = "interrupted" if isinstance(error, KeyboardInterrupt | Terminated) else "failed"  # that of a nested run, too
         return self.trainer.make_outcome(status, f"{type(error).__name__}: {error}".rstrip(": "))  # type: ignore[arg-type]
 
     def _after_train(self, error: BaseException | None) -> None:
         errors: list[BaseException] = []
         plugins = list(self.trainer.manager.plugins.values())
         self.trainer.manager.call_each("after_train", plugins, {"trainer": self.trainer}, collect=errors)
+        if not self.trainer.hurried:
+            try:
+                self.trainer.settle_saves()
+            except BaseException as second:
+                errors.append(second)
         self._settle(errors, error)
 
     def _fail(self, error: BaseException) -> None:
         """Tell everybody, close everything, and attach what went wrong on the way."""
         trainer = self.trainer
-        if not note_lost_workers(error, trainer.loaders.values()):  # else it may have been raised in anybody's code
+        if not (
+            self._is_interruption(error) or note_lost_workers(error, trainer.loaders.values())
+        ):  # else it may have been raised in anybody's code
             note_origin(error, trainer.manager, trainer.step)
         if trainer.outcome is None or trainer.outcome.status not in ("failed", "interrupted"):
             trainer.outcome = self._outcome_of(error)
@@ -265,7 +334,8 @@ class Session:
         """Attach errors of the clean-up to the original, or raise them together if there is none."""
         trainer = self.trainer
         for error in errors:
-            note_origin(error, trainer.manager, trainer.step)
+            if not self._is_interruption(error):
+                note_origin(error, trainer.manager, trainer.step)
         if original is not None:
             for error in errors:
                 text = "".join(traceback.format_exception(error)).rstrip()
@@ -275,24 +345,3 @@ class Session:
         elif errors:
             message = "several plugins failed while cleaning up"
             raise BaseExceptionGroup(message, list(errors))
-
-
-def lock_differences(saved: Sequence[dict[str, Any]], present: Sequence[dict[str, Any]]) -> list[str]:
-    """Return a sentence for each difference between two plugin locks."""
-    before = {entry["name"]: entry for entry in saved}
-    now = {entry["name"]: entry for entry in present}
-    sentences = [f"{name!r} was active, now it is not" for name in before if name not in now]
-    sentences += [f"{name!r} is new" for name in now if name not in before]
-    for name in (name for name in before if name in now):
-        old, new = before[name], now[name]
-        for key in ("distribution", "version"):
-            if old[key] != new[key]:
-                sentences.append(f"{name!r}: {key} was {old[key]}, now {new[key]}")
-        for key in sorted(old["options"].keys() | new["options"].keys()):
-            was, given = old["options"].get(key, "its default"), new["options"].get(key, "its default")
-            if was != given:
-                sentences.append(f"{name!r}: option {key} saved {was}, given {given}, using {given}")
-    common = [name for name in before if name in now]
-    if common != [name for name in now if name in before]:
-        sentences.append(f"the order was {' → '.join(common)}, now {' → '.join(name for name in now if name in before)}")
-    return sentences

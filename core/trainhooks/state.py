@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final, Literal
 
 from .errors import UsageError
+from .interruption import Interruption
 
 if TYPE_CHECKING:
     from .types import Metrics
@@ -21,7 +22,8 @@ class Outcome:
     """How a run ended.
 
     Args:
-        status: ``"completed"`` by reaching a limit, ``"stopped"`` on request, ``"interrupted"`` by Ctrl-C or ``"failed"``.
+        status: ``"completed"`` by reaching a limit, ``"stopped"`` on request, ``"interrupted"`` by a signal (Ctrl-C is one) or
+            ``"failed"``.
         reason: What stopped it, or the exception in words.
         step: Steps done.
         update: Updates done.
@@ -78,6 +80,11 @@ class RunState:
         if steps_per_epoch is not None and steps_per_epoch < 1:
             message = f"steps_per_epoch = {steps_per_epoch}: must be at least 1"
             raise UsageError(message)
+        #: The request to end the run now and have it resumed later, or ``None``.
+        self.interruption: Interruption | None = None
+        #: Whether a checkpoint of what there is now would be resumed exactly; not so when a step has failed.
+        self.between_steps = True
+        self._serves_evaluation = False  # whether an evaluation is running at its place, between two steps
         self._stop_after_epoch: str | None = None
         self._eval_requests: dict[str, None] = {}
         self._checkpoint_request: str | None = None
@@ -207,14 +214,58 @@ class RunState:
         else:
             self._stop_after_epoch = self._stop_after_epoch or reason
 
+    def interrupt(self, error: BaseException, reason: str) -> None:
+        """End the run as soon as it can be resumed exactly from there, save a checkpoint, then raise ``error`` from ``train()``.
+
+        That is after the running step; at once where the loop waits for workers of a loader. An evaluation ends with the running
+        batch and is made up for when the run is resumed. Before the first step nothing is trained, after the last one
+        everything is finished first. The first interruption counts. May be called by a signal handler: it saves and says nothing.
+
+        Args:
+            error: For example ``Terminated(signal.SIGTERM)``; ``on_exception`` gets it too.
+            reason: In words, for the outcome, whose status is ``"interrupted"``.
+        """
+        if self.interruption is None:
+            self.interruption = Interruption(error, reason)
+        self._attention_at = 0
+        self._leave_wait(patient=True)
+
+    def lose_patience(self) -> None:
+        """End a wait for the next batch that the interruption has to wait for; what a resumed run trains next may differ then."""
+        if self.interruption is not None:
+            self._leave_wait(patient=False)
+
+    def leave_if_interrupted(self) -> None:
+        """Raise the error of the interruption, if there is one."""
+        if self.interruption is not None:
+            raise self.interruption.error
+
+    def leave_evaluation(self) -> None:
+        """Raise the error of the interruption, unless a hook that must be finished has asked for this evaluation."""
+        if self._may_leave_evaluation:
+            self.leave_if_interrupted()
+
+    @property
+    def hurried(self) -> bool:
+        """Whether the run is to end at once, so that nothing is saved or waited for."""
+        return self.interruption is not None and self.interruption.hurried
+
+    @property
+    def _may_leave_evaluation(self) -> bool:
+        return self._serves_evaluation or self.outcome is not None
+
+    def _leave_wait(self, *, patient: bool) -> None:
+        """Raise the error of the interruption if the calling thread waits for a batch."""
+
     def request_eval(self, split: str = "val") -> None:
         """Evaluate ``split`` at its place in this step: after the step's events, before a checkpoint."""
         self._eval_requests[split] = None
         self._attention_at = 0
 
     def request_checkpoint(self, kind: str = "periodic") -> None:
-        """Save a checkpoint at its place in this step: after the step's events and evaluation."""
-        self._checkpoint_request = self._checkpoint_request or kind
+        """Save a checkpoint at its place in this step: after the step's events and evaluation; ``"pinned"`` is never removed."""
+        if self._checkpoint_request is None or kind == "pinned":
+            self._checkpoint_request = kind
         self._attention_at = 0
 
     # --- State ---

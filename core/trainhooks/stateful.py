@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from contextlib import contextmanager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
@@ -69,14 +70,28 @@ class RandomState:
         return state
 
     def load_state_dict(self, state: StateDict) -> None:
-        """Set every generator that ``state`` knows."""
+        """Set every generator that ``state`` knows.
+
+        Raises:
+            CheckpointError: They do not take it.
+        """
+        try:
+            self._set(state)
+        except (TypeError, ValueError, RuntimeError, LookupError, AttributeError, OverflowError) as error:
+            message = f"the checkpoint's state of 'rng' does not fit: {error}"
+            raise CheckpointError(message) from error
+
+    def _set(self, state: StateDict) -> None:
         torch.set_rng_state(state["torch"].cpu())
         version, words, gauss = state["python"]
         random.setstate((version, tuple(words), gauss))
         if "cuda" in state and torch.cuda.is_available():
             for index, one in enumerate(state["cuda"][: torch.cuda.device_count()]):
                 torch.cuda.set_rng_state(one.cpu(), index)
-        if "numpy" in state and (numpy := sys.modules.get("numpy")) is not None:
+        if "numpy" in state:
+            numpy = _numpy()
+            if numpy is None:
+                return
             name, keys, position, has_gauss, cached = state["numpy"]
             numpy.random.set_state((name, numpy.array(keys, dtype="uint32"), position, has_gauss, cached))
 
@@ -88,6 +103,14 @@ class RandomState:
             yield
         finally:
             self.load_state_dict(found)
+
+
+def _numpy() -> Any:
+    """Return NumPy: the run that saved its state had it, and this one may import it later; ``None`` where it is not installed."""
+    try:
+        return import_module("numpy")
+    except ImportError:
+        return None
 
 
 def _versioned(thing: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import weakref
 from collections.abc import Mapping
 from contextlib import contextmanager
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 from . import inference, loop
 from .assembly import Assembly, claim
-from .data import generators_of
+from .checked_state import WITH_WEIGHTS, check_names, check_state
 from .driver import Driver
 from .errors import PluginNotFoundError, UsageError
+from .interruption import find_wait
 from .manager import Plugin, plugin_name
 from .options import validated
 from .project import load_project
@@ -43,6 +45,9 @@ for _module in (loop, inference):
     for _name, _function in vars(_module).items():
         if hasattr(_function, "trainhooks_impl"):
             setattr(Engine, _name, staticmethod(_function))
+
+
+_READERS = tuple(function.__code__ for function in (loop.train_epoch, inference.evaluate, inference.predict))
 
 
 class Trainer(Driver):
@@ -213,6 +218,19 @@ class Trainer(Driver):
         session = Session(self, training=False)
         return session.run(lambda: session.restored(checkpoint, lambda: self.hooks.predict(trainer=self, split=split)))
 
+    def _leave_wait(self, *, patient: bool) -> None:
+        wait = find_wait(sys._getframe(), _READERS)
+        interruption = self.interruption
+        if wait is None or interruption is None or (patient and not wait.on_workers):
+            return
+        if wait.reader.f_locals.get("trainer") is not self:
+            return
+        if wait.reader.f_code is loop.train_epoch.__code__:
+            interruption.exact = wait.on_workers
+        elif not self._may_leave_evaluation:
+            return
+        raise interruption.error
+
     # --- Plugins ---
 
     @property
@@ -331,10 +349,10 @@ class Trainer(Driver):
             "run": self.save_counters(),
             "metrics": {**self.bus.state_dict(), "latest": dict(self.metrics)},
             "rng": self._restored.get("rng") or self.rng.state_dict(),
-            "generators": [one.get_state() for one in generators_of(self.loaders.get("train"))],
+            "loader": self.position.state_dict(self.loaders.get("train")),
             "evaluated": dict(self._evaluated),
-            "epoch_start": self._epoch_start,
             "plugin_lock": self.plugin_lock(),
+            "settings": self.given_settings(),
         }
         if self.hooks.on_save is not None:
             self.hooks.on_save(trainer=self, state=state)
@@ -349,11 +367,15 @@ class Trainer(Driver):
         """
         if self.hooks.on_load is not None:
             self.hooks.on_load(trainer=self, state=state)
+        check_state(state, WITH_WEIGHTS if weights_only else None)
+        check_names(state, self.stateful.keys(), model=self.model, weights_only=weights_only)
         skipped = [key for key in state if weights_only and key.startswith("optimizers/")]
         missing = self.stateful.load_state_dict({key: value for key, value in state.items() if key not in skipped})
-        missing = [name for name in missing if name not in skipped]
+        missing = [name for name in missing if name not in skipped and not (weights_only and name.startswith("optimizers/"))]
         if missing:
-            log.info("starting anew, since the checkpoint has no state of them: %s", ", ".join(missing))
+            known = all(name.startswith("plugins/") for name in missing)  # the difference of the plugins is said anyway
+            level = logging.INFO if known or weights_only else logging.WARNING
+            log.log(level, "starting anew, since the checkpoint has no state of them: %s", ", ".join(missing))
         self._restored = {key: value for key, value in state.items() if key.startswith("plugins/")}
         self._restored = {key: value for key, value in self._restored.items() if key not in self.stateful}
         if weights_only and self._restored:
@@ -365,8 +387,8 @@ class Trainer(Driver):
         else:
             self.bus.load_state_dict(state["metrics"])
             self.metrics = dict(state["metrics"]["latest"])
-            self._epoch_start = state["epoch_start"]
             self._restored["rng"] = state["rng"]
-            self._restored["generators"] = state["generators"]
+            self.position.load_state_dict(state["loader"])
+            self.plan_flush()  # the run that saved it flushed then, too
             self._evaluated = dict(state["evaluated"])
             self.gradients_spent = True

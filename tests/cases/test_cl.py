@@ -8,8 +8,9 @@ import subprocess
 import sys
 
 import pytest
+import torch
 
-from trainhooks import OptionError, UsageError, hookimpl
+from trainhooks import OptionError, Trainer, UsageError, hookimpl
 from trainhooks.config import Config
 from trainhooks.options import validated
 
@@ -232,7 +233,7 @@ class Patient:
 
 
 def test_cl_04_differences_of_plugins_are_said_once_each(make_trainer, tmp_path, messages):
-    """Options of plugins; those of the run and of the optimizer (seed, rate, batch size) are left to the resume issue."""
+    """Options of plugins: the given ones are used."""
     from trainhooks_builtins import Checkpoint
 
     def make(**arguments):
@@ -247,6 +248,33 @@ def test_cl_04_differences_of_plugins_are_said_once_each(make_trainer, tmp_path,
     assert "'patient': option patience saved 3, given 5, using 5" in said[0]
     assert trainer.plugins["patient"].patience == 5
     assert trainer.step == 4
+
+
+def test_cl_04_so_are_those_of_the_run_and_of_the_optimizer(make_trainer, tmp_path, messages):
+    """Rate 0.1, seed 1; resumed with 0.05, seed 2 and batches of 8: the seed and the rate are the saved ones, the batches not."""
+    from trainhooks_builtins import Checkpoint
+
+    def train(steps, rate, seed, batch_size):
+        weight = torch.nn.Linear(1, 1)
+        loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(16, 1), torch.ones(16, 1)), batch_size)
+        trainer = Trainer(
+            weight, loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD(weight.parameters(), lr=rate), seed=seed,
+            loaders={"train": loader}, plugins=[Checkpoint], autoload=False, work_dir=tmp_path / "run", max_steps=steps, device="cpu",
+        )  # fmt: skip
+        trainer.train(resume="auto")
+        return trainer
+
+    train(4, 0.1, 1, 4)
+    before = len(messages())
+    trainer = train(6, 0.05, 2, 8)
+    said = [text for text in messages()[before:] if "saved" in text]
+    said = sorted(text.partition("made with: ")[2] for text in said)
+    assert said == [
+        "batch_size saved 4, given 8, using 8",
+        "optimizer: lr saved 0.1, given 0.05, using 0.1",
+        "seed saved 1, given 2, using 1",
+    ]
+    assert trainer.optimizer.param_groups[0]["lr"] == 0.1
 
 
 def test_cl_04_the_same_is_said_of_nothing_else(make_trainer, tmp_path, messages):

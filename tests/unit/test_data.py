@@ -58,11 +58,6 @@ class TestReadEpoch:
         assert list(read_epoch(endless, 3)) == [0, 1, 2]
         assert list(read_epoch(endless, 3)) == [3, 4, 5]
 
-    @pytest.mark.parametrize("length", [None, 7])
-    @pytest.mark.parametrize(("skip", "expected"), [(0, [0, 1, 2, 3, 4, 5, 6]), (5, [5, 6]), (7, []), (9, [])])
-    def test_skips(self, length, skip, expected):
-        assert list(read_epoch(Counting(), length, skip)) == expected
-
 
 class TestLengthOf:
     def test_known_and_unknown(self):
