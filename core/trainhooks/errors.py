@@ -16,10 +16,13 @@ Exception
 └── ControlFlow                     raised by hooks to steer the loop; never reaches the user
     ├── SkipStep                    drop this batch
     └── SkipEpoch                   end this epoch
+SystemExit
+└── Terminated                      a signal other than Ctrl-C has ended the run              exit code 128 + its number
 """
 
 from __future__ import annotations
 
+import signal
 import sys
 from typing import TYPE_CHECKING, ClassVar
 
@@ -109,6 +112,27 @@ class SkipStep(ControlFlow):
 
 class SkipEpoch(ControlFlow):
     """Raised in any hook of an epoch: end this epoch and go on with the next."""
+
+
+class Terminated(SystemExit):
+    """A signal has ended the run, after a checkpoint; left alone it ends the program with the exit code 128 + n.
+
+    Ctrl-C (SIGINT) raises ``KeyboardInterrupt`` instead.
+
+    Args:
+        signum: The signal's number.
+    """
+
+    def __init__(self, signum: int) -> None:
+        self.signum = signum
+        super().__init__(128 + signum)
+
+    def __str__(self) -> str:
+        """Return the signal's name."""
+        try:
+            return signal.Signals(self.signum).name
+        except ValueError:
+            return f"signal {self.signum}"
 
 
 def add_note(exception: BaseException, note: str) -> None:

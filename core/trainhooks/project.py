@@ -17,6 +17,7 @@ import importlib_metadata
 from .errors import PluginImportError, UsageError
 
 PROJECT_FILE: Final = "trainconf.py"
+_PREFIX: Final = "_trainhooks_project_"
 
 
 def load_project(path: Path) -> ModuleType:
@@ -30,7 +31,7 @@ def load_project(path: Path) -> ModuleType:
     if not path.exists():
         message = f"no project file at {path}"
         raise UsageError(message)
-    module = ModuleType(f"_trainhooks_project_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}")
+    module = ModuleType(f"{_PREFIX}{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}")
     module.__file__ = str(path)
     try:
         source = path.read_bytes()
@@ -51,6 +52,12 @@ def load_project(path: Path) -> ModuleType:
             raise PluginImportError(_describe(path, error)) from error
         raise
     return module
+
+
+def loaded_projects() -> dict[str, Path]:
+    """Return the files of the project modules that are loaded, by the names of the modules."""
+    found = {name: module for name, module in sys.modules.items() if name.startswith(_PREFIX)}
+    return {name: Path(str(module.__file__)) for name, module in found.items()}
 
 
 def _describe(path: Path, error: BaseException) -> str:

@@ -19,6 +19,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .errors import add_note
+from .worker_project import WithProject, needs_project
+from .worker_shield import Shielded, kill_workers, reading, shielded_signals
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -31,11 +33,20 @@ _OF_TORCH = "DataLoader worker (pid"  # how torch's messages about a dead one be
 _GRACE_S = 1.0  # between the end of a process's connections and its exit code; after a timeout that torch should have noticed
 
 
-def with_timeout(loader: Iterable[Batch]) -> Iterable[Batch]:
-    """Return ``loader``, or where it has workers and a timeout what reads it and holds the timeout whatever happens."""
+def reader_of(loader: Iterable[Batch]) -> Iterable[Batch]:
+    """Return ``loader``, or where it has workers what reads it as the run needs it.
+
+    With a timeout, that is held whatever happens; while signals are handled, workers are shielded from them; workers that are no
+    forks are told of the project file.
+    """
+    if not getattr(loader, "num_workers", 0):
+        return loader
+    signals = shielded_signals() if hasattr(loader, "worker_init_fn") else ()
+    reader: Iterable[Batch] = Shielded(loader, signals) if signals else loader
+    if needs_project(loader):
+        reader = WithProject(loader, reader)
     timeout = getattr(loader, "timeout", 0)
-    has_workers = getattr(loader, "num_workers", 0) and isinstance(timeout, int | float)
-    return _Watched(loader, timeout) if has_workers and timeout > 0 else loader
+    return _Watched(reader, timeout) if isinstance(timeout, int | float) and timeout > 0 else reader
 
 
 class _Watched(Iterator[Any]):
@@ -135,6 +146,27 @@ def note_lost_workers(error: BaseException, loaders: Iterable[object]) -> bool:
     for note in [] if noted else notes:
         add_note(error, note)
     return True
+
+
+def end_workers(error: BaseException, loaders: Iterable[object], *, at_once: bool) -> None:
+    """End the workers that an interrupted run has been reading, which its exception would keep.
+
+    Those that last over epochs stay, unless the wait for them was cut off: then nobody can tell what they still owe.
+
+    Args:
+        error: What ends the run.
+        loaders: Those of the run. One whose lasting workers are gone starts new ones when it is read again.
+        at_once: End the workers of all loaders, and give none the time to finish what it loads.
+    """
+    known = list(loaders)
+    lasting = {id(vars(loader)["_iterator"]): loader for loader in known if _has_workers(getattr(loader, "_iterator", None))}
+    cut, _ = _iterator_of(error.__traceback__)
+    for iterator in reading(known):
+        if at_once or iterator is cut or id(iterator) not in lasting:
+            _let_go(iterator)
+            kill_workers(iterator, 0.0 if at_once else _GRACE_S)
+            if id(iterator) in lasting:
+                lasting[id(iterator)]._iterator = None  # type: ignore[attr-defined]
 
 
 def _has_workers(thing: object) -> bool:

