@@ -3,7 +3,10 @@
 import collections
 import json
 import os
+import re
 import shutil
+import threading
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +15,22 @@ import torch
 
 from trainhooks import CheckpointError, DataError, OptionError, UsageError, hookimpl
 from trainhooks_builtins import Checkpoint, Evaluation
-from trainhooks_builtins import checkpoint as module
-from trainhooks_builtins.checkpoint import list_checkpoints, read_checkpoint, write_checkpoint
+from trainhooks_builtins._checkpoint_files import (
+    is_pinned,
+    list_checkpoints,
+    read_checkpoint,
+    remove_checkpoint,
+    set_pinned,
+    step_of,
+    take_snapshot,
+    verify_checkpoint,
+)
+from trainhooks_builtins._checkpoint_files import write_checkpoint as write_snapshot
+from trainhooks_builtins._checkpoint_rotation import Wish
+
+
+def write_checkpoint(path, state, facts):
+    write_snapshot(path, take_snapshot(state), {**facts, "step": step_of(path)})
 
 
 def steps(work_dir):
@@ -29,10 +46,12 @@ class Saves:
 
     def __init__(self):
         self.at = []
+        self.paths = []
 
     @hookimpl
     def after_save(self, trainer, path, kind):
         self.at.append((trainer.step, kind))
+        self.paths.append(path)
 
 
 class Measures:
@@ -47,29 +66,7 @@ class Measures:
 
 
 class TestWhen:
-    """CK-11: final save and duplicates."""
-
-    @pytest.mark.parametrize(
-        ("limit", "period", "expected"),
-        [(10, 3, [3, 6, 9, 10]), (9, 3, [3, 6, 9]), (10, 100, [10]), (10, 1, list(range(1, 11)))],
-    )
-    @pytest.mark.parametrize("unit", ["every_steps", "every_updates"])
-    def test_ck_11_writes(self, make_trainer, tmp_path, limit, period, expected, unit):
-        saves = Saves()
-        make_trainer([Checkpoint(**{unit: period}, keep=0), saves], max_steps=limit, work_dir=tmp_path / "run").train()
-        assert [step for step, _ in saves.at] == expected == steps(tmp_path / "run")
-
-    def test_ck_11_c_resumed_at_its_end(self, make_trainer, tmp_path):
-        make_trainer([Checkpoint(every_steps=3)], max_steps=9, work_dir=tmp_path / "run").train()
-        files = {path: path.read_bytes() for path in (tmp_path / "run" / "checkpoints").rglob("*") if path.is_file()}
-        saves = Saves()
-        outcome = make_trainer([Checkpoint(every_steps=3), saves], max_steps=9, work_dir=tmp_path / "run").train(resume="auto")
-        assert (outcome.step, saves.at) == (9, [])
-        assert {path: path.read_bytes() for path in files} == files
-
-    def test_ck_11_e_keep_two(self, make_trainer, tmp_path):
-        make_trainer([Checkpoint(every_steps=3, keep=2)], max_steps=10, work_dir=tmp_path / "run").train()
-        assert steps(tmp_path / "run") == [9, 10]
+    """When it saves; that nothing is saved twice: CK-11."""
 
     def test_by_epochs_the_default(self, make_trainer, tmp_path):
         saves = Saves()
@@ -102,52 +99,110 @@ class TestWhen:
             make_trainer([Checkpoint(every_steps=3), Fails()], work_dir=tmp_path / "run").train()
         assert steps(tmp_path / "run") == [3]
 
-    @pytest.mark.parametrize("name", ["every_epochs", "every_steps", "every_updates", "keep"])
+    @pytest.mark.parametrize("async_save", [False, True])
+    def test_an_interrupted_run_has_one(self, make_trainer, tmp_path, async_save):
+        """After the step in which it was interrupted, and only once if that one is saved anyway."""
+
+        class Interrupts:
+            def __init__(self, at):
+                self.at = at
+
+            @hookimpl
+            def after_step(self, trainer):
+                if trainer.step == self.at:
+                    trainer.interrupt(KeyboardInterrupt(), "Ctrl-C")
+
+        for name, at, expected in (("off", 3, [3, 4]), ("on", 5, [3, 6])):
+            saves = Saves()
+            plugin = Checkpoint(every_steps=3, keep=0, async_save=async_save)
+            trainer = make_trainer([plugin, Interrupts(at), saves], work_dir=tmp_path / name)
+            with pytest.raises(KeyboardInterrupt):
+                trainer.train()
+            assert trainer.outcome.status == "interrupted"
+            assert [int(path.name[5:]) for path in saves.paths] == expected == steps(tmp_path / name)
+
+    def test_a_step_that_was_broken_off_is_not_saved(self, make_trainer, tmp_path):
+        class Leaves:
+            @hookimpl
+            def gradients_ready(self, trainer):
+                if trainer.step == 4:
+                    raise KeyboardInterrupt
+
+        trainer = make_trainer([Checkpoint(every_steps=3, keep=0), Leaves()], work_dir=tmp_path / "run")
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        assert steps(tmp_path / "run") == [3]
+
+    @pytest.mark.parametrize(
+        "name",
+        ["every_epochs", "every_steps", "every_updates", "every_minutes", "keep", "pin_every_epochs", "pin_every_steps"],
+    )
     def test_options(self, name):
-        with pytest.raises(OptionError, match=f"{name} = -1: must be 0 \\(\\w+\\) or more"):
+        with pytest.raises(OptionError, match=f"^{name} = -1: must be 0 \\(\\w+\\) or more"):
             Checkpoint(**{name: -1})
+
+    def test_other_options(self):
+        with pytest.raises(OptionError, match="^keep_best = 0: must be 1 or more"):
+            Checkpoint(keep_best=0)
+        with pytest.raises(OptionError, match="^on_failure = 'ignore': must be 'stop' or 'continue'"):
+            Checkpoint(on_failure="ignore")
+        with pytest.raises(OptionError, match="^every_minutes = nan"):
+            Checkpoint(every_minutes=float("nan"))
+
+    def test_every_minutes(self, make_trainer, tmp_path, monkeypatch):
+        """Each step takes 25 s: more than a minute has passed after 3, 6 and 9; an epoch of 10 is no interval then."""
+        now = [1000.0]
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+        class Takes25s:
+            @hookimpl
+            def train_step(self, trainer):
+                now[0] += 25
+
+        saves = Saves()
+        plugin = Checkpoint(every_minutes=1, keep=0)
+        make_trainer([plugin, saves, Takes25s()], max_steps=11, work_dir=tmp_path / "run").train()
+        assert saves.at == [(3, "periodic"), (6, "periodic"), (9, "periodic"), (11, "final")]
+
+    def test_minutes_count_from_the_last_save_of_whatever_reason(self, make_trainer, tmp_path, monkeypatch):
+        now = [0.0]
+        monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+        class Takes25s:
+            @hookimpl
+            def train_step(self, trainer):
+                now[0] += 25
+
+        saves = Saves()
+        plugin = Checkpoint(every_minutes=1, every_steps=5, keep=0)
+        make_trainer([plugin, saves, Takes25s()], max_steps=10, work_dir=tmp_path / "run").train()
+        assert [step for step, _ in saves.at] == [3, 5, 8, 10]
+
+    def test_the_clock_is_read_only_when_it_matters(self, make_trainer, tmp_path, monkeypatch):
+        plugin = Checkpoint(every_epochs=1)
+        assert plugin.after_step is None
+        assert Checkpoint(every_minutes=1).after_step is not None
+        assert Checkpoint(pin_every_steps=5).after_step is not None
+        assert Checkpoint(every_minutes=1).interval.epochs == 0
+
+    def test_a_copy_elsewhere_is_no_checkpoint_of_the_run(self, make_trainer, tmp_path):
+        class Copies:
+            @hookimpl
+            def after_step(self, trainer):
+                if trainer.step == 2:
+                    trainer.save_checkpoint(tmp_path / "elsewhere" / "mine")
+                    trainer.save_checkpoint(trainer.work_dir / "checkpoints" / "mine")
+
+        plugin = Checkpoint(keep=1)
+        make_trainer([plugin, Copies()], max_steps=3, work_dir=tmp_path / "run").train()
+        assert steps(tmp_path / "run") == [3]
+        assert plugin.path == tmp_path / "run/checkpoints/step-00000003"
+        for mine in (tmp_path / "elsewhere" / "mine", tmp_path / "run" / "checkpoints" / "mine"):
+            assert read_checkpoint(mine)["run"]["step"] == 2
 
 
 class TestRotation:
-    """CK-07: by number, never by name or time; the newest and the best are never removed."""
-
-    def at(self, make_trainer, tmp_path, plugin, *numbers, metrics=None, mtimes=None):
-        """Save at these steps of a run that stands at step 8000 and more."""
-        others = [Evaluation(every_epochs=0, at_end=False), Measures(*metrics)] if metrics else []
-        trainer = make_trainer([plugin, *others], val=(1.0,), max_steps=1, work_dir=tmp_path / "run")
-
-        class Jumps:
-            @hookimpl
-            def after_step(self, trainer):
-                for number in numbers:
-                    trainer.step = number
-                    if metrics:
-                        trainer.evaluate("val")
-                    trainer.save_checkpoint(trainer.checkpoint_path())
-                    for path in list_checkpoints(trainer.work_dir / "checkpoints"):
-                        if mtimes is not None:
-                            os.utime(path, (mtimes(path), mtimes(path)))
-                trainer._checkpoint_request = None  # they are saved above, at the steps that this test jumps to
-                trainer.stop("enough")
-
-        trainer.register(Jumps())
-        plugin.at_end = False
-        trainer.train()
-        return steps(tmp_path / "run")
-
-    @pytest.mark.parametrize("mtimes", [None, lambda path: 1e9, lambda path: 2e9 - int(path.name[5:])])
-    def test_ck_07_keep_one(self, make_trainer, tmp_path, mtimes):
-        assert self.at(make_trainer, tmp_path, Checkpoint(every_epochs=0, keep=1), 9000, 10000, mtimes=mtimes) == [10000]
-
-    @pytest.mark.parametrize("mtimes", [None, lambda path: 1e9, lambda path: 2e9 - int(path.name[5:])])
-    def test_ck_07_the_best_beside_the_newest(self, make_trainer, tmp_path, mtimes):
-        """The case's "keep 2" is one newest and the best: here ``keep`` counts the newest, the best is kept beside them."""
-        plugin = Checkpoint(every_epochs=0, keep=1, best="val/score")
-        kept = self.at(make_trainer, tmp_path, plugin, 9000, 10000, 11000, metrics=[0.9, 0.5, 0.6], mtimes=mtimes)
-        assert kept == [9000, 11000]
-
-    def test_beyond_eight_digits(self, make_trainer, tmp_path):
-        assert self.at(make_trainer, tmp_path, Checkpoint(every_epochs=0, keep=1), 99_999_999, 100_000_000) == [100_000_000]
+    """By number, never by name or time: CK-07."""
 
     def test_what_is_not_ours_is_never_removed(self, make_trainer, tmp_path):
         class Places:
@@ -163,88 +218,101 @@ class TestRotation:
         names = sorted(entry.name for entry in (tmp_path / "run" / "checkpoints").iterdir())
         assert names == ["notes", "step-00000001.bak", "step-00000008", "step-1-my-favourite"]
 
-    def test_ck_18_one_that_cannot_be_removed(self, make_trainer, tmp_path, monkeypatch, messages):
-        """One warning with the path for each try; the training goes on; the next rotation tries again."""
-        removable = module._remove
-        refused = []
 
-        def refuse(path):
-            if path.name == "step-00000002" and len(refused) < 2:
-                refused.append(path)
-                raise PermissionError(1, "Operation not permitted", str(path))
-            removable(path)
+class TestPinned:
+    def test_by_intervals(self, make_trainer, tmp_path):
+        """Epochs of 3 steps; every second epoch and every fifth step stay: 5, 6, 10, 12, beside the newest."""
+        saves = Saves()
+        plugin = Checkpoint(keep=1, pin_every_epochs=2, pin_every_steps=5)
+        make_trainer([plugin, saves], values=(1.0,) * 3, max_steps=14, work_dir=tmp_path / "run").train()
+        assert saves.at == [
+            *((3, "periodic"), (5, "pinned"), (6, "pinned"), (9, "periodic"), (10, "pinned"), (12, "pinned"), (14, "final"))
+        ]
+        assert steps(tmp_path / "run") == [5, 6, 10, 12, 14]
+        assert [is_pinned(path) for path in list_checkpoints(tmp_path / "run/checkpoints")] == [True, True, True, True, False]
 
-        monkeypatch.setattr(module, "_remove", refuse)
-        make_trainer([Checkpoint(every_steps=2, keep=1)], max_steps=10, work_dir=tmp_path / "run").train()
-        warned = [text for text in messages() if "cannot remove the old checkpoint" in text]
-        assert len(warned) == 2
-        assert all("step-00000002" in text for text in warned)
-        assert steps(tmp_path / "run") == [10]
+    def test_on_request_whatever_else_was_due(self, make_trainer, tmp_path):
+        class Likes:
+            @hookimpl
+            def after_step(self, trainer):
+                if trainer.step + 1 in (2, 3):
+                    trainer.request_checkpoint("pinned")
+
+        saves = Saves()
+        make_trainer([Checkpoint(every_steps=2, keep=1), Likes(), saves], max_steps=8, work_dir=tmp_path / "run").train()
+        assert saves.at[:2] == [(2, "pinned"), (3, "pinned")]
+        assert steps(tmp_path / "run") == [2, 3, 8]
+
+    def test_a_mark_made_by_hand_counts_and_can_be_taken_off(self, make_trainer, tmp_path):
+        run = tmp_path / "run"
+        make_trainer([Checkpoint(every_steps=2, keep=0)], max_steps=6, work_dir=run).train()
+        set_pinned(run / "checkpoints/step-00000002", True)
+        set_pinned(run / "checkpoints/step-00000002", True)
+        (run / "checkpoints/step-00000004/.pinned").touch()
+        make_trainer([Checkpoint(every_steps=2, keep=1)], max_steps=8, work_dir=run).train(resume="auto")
+        assert steps(run) == [2, 4, 8]
+        set_pinned(run / "checkpoints/step-00000002", False)
+        make_trainer([Checkpoint(every_steps=2, keep=1)], max_steps=10, work_dir=run).train(resume="auto")
+        assert steps(run) == [4, 10]
+        with pytest.raises(CheckpointError, match=r"manifest\.json is missing"):
+            set_pinned(run / "checkpoints/step-00000002", True)
+
+    def test_one_that_is_saved_again_stays_pinned(self, tmp_path):
+        path = tmp_path / "step-00000001"
+        write_checkpoint(path, state_of(1), {**FACTS, "pinned": True})
+        write_checkpoint(path, state_of(2), FACTS)
+        assert is_pinned(path)
 
 
 class TestBest:
-    def test_ck_09_the_file_knows_its_own_evaluation(self, make_trainer, tmp_path):
-        """0.5, 0.7, 0.6 at its 1..3, a kill, then 0.65 and 0.8: best is 2 until 5; a better one was never forgotten."""
-
-        def bests(plugin, *values, **arguments):
-            seen = []
-
-            class Watches:
-                @hookimpl
-                def after_save(self, trainer, path):
-                    manifest = json.loads((path / "manifest.json").read_text())
-                    state = torch.load(path / "state.pt", weights_only=True)["plugins/checkpoint"]["best"]
-                    seen.append((trainer.step, manifest["metrics"]["val/score"], state["step"], state["value"]))
-
-            parts = [Evaluation(every_steps=1), Measures(*values), plugin, Watches()]
-            trainer = make_trainer(parts, val=(1.0,), work_dir=tmp_path / "run", **arguments)
-            trainer.train(resume="auto")
-            return seen
-
-        assert bests(Checkpoint(every_steps=1, keep=1, best="val/score"), 0.5, 0.7, 0.6, max_steps=3) == [
-            (1, 0.5, 1, 0.5),
-            (2, 0.7, 2, 0.7),
-            (3, 0.6, 2, 0.7),
-        ]
-        assert steps(tmp_path / "run") == [2, 3]
-        assert bests(Checkpoint(every_steps=1, keep=1, best="val/score"), 0.65, 0.8, max_steps=5) == [
-            (4, 0.65, 2, 0.7),
-            (5, 0.8, 5, 0.8),
-        ]
-        assert steps(tmp_path / "run") == [5]  # newest and best are one
-
     @pytest.mark.parametrize(
-        ("mode", "values", "expected"),
+        ("steps_", "pinned", "keep", "best", "expected"),
         [
-            ("min", [float("nan"), 0.5, float("nan"), 0.4], [None, 2, 2, 4]),
-            ("max", [float("nan"), 0.5, float("nan"), 0.4], [None, 2, 2, 2]),
-            ("min", [float("-inf"), 0.5, float("inf"), 0.4], [None, 2, 2, 4]),
-            ("max", [float("inf"), 0.5, float("-inf"), 0.4], [None, 2, 2, 2]),
+            ([1, 2, 3], [], 0, [], {1, 2, 3}),
+            ([1, 2, 3], [], 1, [], {3}),
+            ([1, 2, 3], [], 2, [], {2, 3}),
+            ([1, 2, 3], [], 1, [1], {1, 3}),
+            ([1, 2, 3, 4], [], 3, [1], {1, 3, 4}),
+            ([1, 2, 3, 4], [], 1, [1, 2], {1, 2, 4}),
+            ([1, 2, 3, 4], [1], 1, [], {1, 4}),
+            ([1, 2, 3, 4], [1, 4], 1, [], {1, 3, 4}),
+            ([1, 2, 3, 4], [1], 1, [1], {1, 4}),
+            ([1, 2, 3, 4], [], 1, [9], {4}),
+            ([], [], 1, [], set()),
         ],
     )
-    def test_ck_16_nan_and_infinity(self, make_trainer, tmp_path, mode, values, expected):
-        plugin = Checkpoint(every_steps=1, keep=0, best="val/score", mode=mode)
-        seen = []
+    def test_what_is_wanted(self, steps_, pinned, keep, best, expected):
+        assert Wish(keep, tuple(best)).wanted(steps_, pinned) == expected
 
-        class Watches:
-            @hookimpl
-            def after_save(self, trainer):
-                seen.append(plugin.best.step)
+    def test_the_best_three(self, make_trainer, tmp_path):
+        """Accuracies at steps 1..7: 0.3, 0.5, 0.4, 0.6, 0.2, 0.55, 0.1. The best three are 4, 6 and 2; 7 is the newest."""
+        saves = Saves()
+        values = [0.3, 0.5, 0.4, 0.6, 0.2, 0.55, 0.1]
+        plugin = Checkpoint(every_epochs=0, keep=1, best="val/score", keep_best=3)
+        parts = [Evaluation(every_steps=1), Measures(*values), plugin, saves]
+        make_trainer(parts, val=(1.0,), max_steps=7, work_dir=tmp_path / "run").train()
+        assert [step for step, _ in saves.at] == [1, 2, 3, 4, 6, 7]
+        assert steps(tmp_path / "run") == [2, 4, 6, 7]
+        assert (plugin.best.step, plugin.best.value) == (4, 0.6)
 
-        parts = [Evaluation(every_steps=1), Measures(*values), plugin, Watches()]
+    def test_a_resumed_run_knows_the_best_three(self, make_trainer, tmp_path):
+        def train(*values, max_steps):
+            plugin = Checkpoint(every_steps=1, keep=1, best="val/score", keep_best=3)
+            parts = [Evaluation(every_steps=1), Measures(*values), plugin]
+            make_trainer(parts, val=(1.0,), max_steps=max_steps, work_dir=tmp_path / "run").train(resume="auto")
+            return steps(tmp_path / "run")
+
+        assert train(0.3, 0.5, 0.4, 0.6, max_steps=4) == [2, 3, 4]
+        assert train(0.2, 0.55, 0.1, max_steps=7) == [2, 4, 6, 7]
+
+    def test_one_that_could_not_be_saved_does_not_cost_the_one_before(self, make_trainer, tmp_path, monkeypatch, messages):
+        """0.5 at step 1 is there, 0.9 at step 2 cannot be written: the best that there is stays, and 0.7 at step 3 beats it."""
+        refuse_to_write(monkeypatch, "step-00000002")
+        plugin = Checkpoint(every_epochs=0, keep=1, best="val/score", on_failure="continue")
+        parts = [Evaluation(every_steps=1), Measures(0.5, 0.9, 0.7, 0.1), plugin]
         make_trainer(parts, val=(1.0,), max_steps=4, work_dir=tmp_path / "run").train()
-        assert seen == expected
-
-    def test_ck_16_all_nan(self, make_trainer, tmp_path, messages):
-        plugin = Checkpoint(every_steps=1, keep=1, best="val/score")
-        parts = [Evaluation(every_steps=1), Measures(*[float("nan")] * 4), plugin]
-        make_trainer(parts, val=(1.0,), max_steps=4, work_dir=tmp_path / "run").train()
-        assert plugin.best.step is None
-        assert steps(tmp_path / "run") == [4]
-        warned = [text for text in messages() if "never measured as a finite number" in text]
-        assert warned == ["checkpoint.best = 'val/score' was never measured as a finite number: it was nan"]
-        text = (tmp_path / "run" / "checkpoints" / "step-00000004" / "manifest.json").read_text()
-        assert json.loads(text, parse_constant=pytest.fail)["metrics"]["val/score"] is None  # NaN is no JSON
+        assert steps(tmp_path / "run") == [3, 4]
+        assert (plugin.best.step, plugin.best.value) == (3, 0.7)
 
     def test_a_misspelt_metric_ends_the_run_at_its_first_evaluation(self, make_trainer, tmp_path):
         parts = [Evaluation(every_steps=1), Measures(1.0, 2.0), Checkpoint(best="val/scoer")]
@@ -294,13 +362,15 @@ def state_of(value):
 FACTS = {"step": 1, "metrics": {}}
 
 OPERATIONS = [
-    (torch, "save"),
     (os, "fsync"),
     (Path, "rename"),
     (Path, "mkdir"),
-    (Path, "write_text"),
     (Path, "open"),
+    (Path, "iterdir"),
+    (Path, "unlink"),
+    (Path, "rmdir"),
     (os, "open"),
+    (os, "close"),
     (json, "dumps"),
 ]
 
@@ -333,6 +403,240 @@ def operations_of(write):
     return disturbed.count
 
 
+def refuse_to_write(monkeypatch, *names):
+    """Have the disk be full whenever a folder of these names is made."""
+    mkdir, refused = Path.mkdir, [f".{name}.tmp" for name in names]
+
+    def full(path, *args, **kwargs):
+        if path.name in refused:
+            raise OSError(28, "No space left on device", str(path))
+        mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", full)
+
+
+class TestFailure:
+    def test_stops_the_run(self, make_trainer, tmp_path, monkeypatch):
+        refuse_to_write(monkeypatch, "step-00000004")
+        ended = []
+
+        class Watches:
+            @hookimpl
+            def after_train(self, trainer):
+                ended.append((trainer.outcome.status, trainer.step))
+
+        plugin = Checkpoint(every_steps=2, keep=0)
+        trainer = make_trainer([plugin, Watches()], max_steps=8, work_dir=tmp_path / "run")
+        with pytest.raises(
+            CheckpointError, match=r"cannot write the checkpoint .*step-00000004: No space .*errno 28"
+        ) as caught:
+            trainer.train()
+        assert isinstance(caught.value.__cause__, OSError)
+        assert ended == [("failed", 4)]
+        assert steps(tmp_path / "run") == [2]
+        assert (plugin.saved_step, plugin.path.name) == (2, "step-00000002")
+
+    @pytest.mark.parametrize("async_save", [False, True])
+    def test_or_is_told_and_tried_again(self, make_trainer, tmp_path, monkeypatch, messages, async_save):
+        refuse_to_write(monkeypatch, "step-00000004", "step-00000006")
+        saves = Saves()
+        plugin = Checkpoint(every_steps=2, keep=1, on_failure="continue", async_save=async_save)
+        outcome = make_trainer([plugin, saves], max_steps=9, work_dir=tmp_path / "run").train()
+        assert (outcome.status, outcome.step) == ("completed", 9)
+        assert {path.name for path in saves.paths} == {"step-00000002", "step-00000008", "step-00000009"}
+        warned = [text for text in messages() if "cannot write the checkpoint" in text]
+        folder = tmp_path / "run" / "checkpoints"
+        assert len(warned) == 2
+        for step, text in zip((4, 6), warned, strict=True):
+            assert text.startswith(
+                f"cannot write the checkpoint {folder}/step-0000000{step}: No space left on device (errno 28): "
+            )
+            assert re.search(r"; it needs \d+ bytes, \d+ are free: make room", text)
+            assert text.endswith("; the run goes on without it, the next checkpoint is tried as usual")
+        assert steps(tmp_path / "run") == [9]
+        assert hidden(folder) == []
+
+    def test_something_else_in_its_place_is_left_alone(self, make_trainer, tmp_path, messages):
+        class Places:
+            @hookimpl
+            def before_step(self, trainer):
+                if trainer.step == 3:
+                    (trainer.work_dir / "checkpoints" / "step-00000004").write_text("mine")
+
+        plugin = Checkpoint(every_steps=2, keep=1, on_failure="continue")
+        make_trainer([plugin, Places()], max_steps=6, work_dir=tmp_path / "run").train()
+        assert (tmp_path / "run/checkpoints/step-00000004").read_text() == "mine"
+        assert steps(tmp_path / "run") == [6]
+        warned = [text for text in messages() if "step-00000004" in text]
+        assert len(warned) == 1
+        assert "exists and was not made by trainhooks; move it away" in warned[0]
+        again = make_trainer([Checkpoint(every_steps=2), Places()], max_steps=6, work_dir=tmp_path / "other")
+        with pytest.raises(UsageError, match="step-00000004 exists and was not made by trainhooks"):
+            again.train()
+
+    def test_files_of_others_in_a_checkpoint_are_moved_not_removed(self, tmp_path, messages):
+        path = tmp_path / "step-00000001"
+        write_checkpoint(path, state_of(1), FACTS)
+        (path / "notes.txt").write_text("good run")
+        with pytest.raises(CheckpointError, match=r"cannot remove the checkpoint .*notes\.txt"):
+            remove_checkpoint(path)
+        write_checkpoint(path, state_of(2), FACTS)
+        assert read_checkpoint(path)["model"]["w"] == 2
+        assert (tmp_path / "step-00000001.aside" / "notes.txt").read_text() == "good run"
+        assert [text for text in messages() if "notes.txt" in text] == [
+            f"{path} holds notes.txt, which is no part of a checkpoint: it is moved to {tmp_path / 'step-00000001.aside'}"
+        ]
+
+    def test_the_folder_of_all_checkpoints_cannot_be_made(self, make_trainer, tmp_path, messages):
+        """As on a file system that has become read-only: the policy holds for this too."""
+
+        class Places:
+            @hookimpl
+            def before_train(self, trainer):
+                (trainer.work_dir / "checkpoints").write_text("")
+
+        parts = [Checkpoint(every_steps=2, on_failure="continue"), Places()]
+        assert make_trainer(parts, max_steps=3, work_dir=tmp_path / "run").train().status == "completed"
+        warned = [text for text in messages() if "cannot write the checkpoint" in text]
+        assert [re.search(r"step-0000000\d: File exists \(errno 17\)", text) is not None for text in warned] == [True, True]
+
+
+class TestInTheBackground:
+    """CK-04 and CK-12: the training goes on meanwhile, and what is written is what was."""
+
+    def slowed(self, monkeypatch, steps_):
+        """Have the writers of these steps wait for an event each, which is returned by step, once they have begun."""
+        gates = {step: threading.Event() for step in steps_}
+        begun = {step: threading.Event() for step in steps_}
+        mkdir = Path.mkdir
+
+        def waits(path, *args, **kwargs):
+            mkdir(path, *args, **kwargs)
+            for step in steps_:
+                if path.name == f".step-{step:08d}.tmp":
+                    begun[step].set()
+                    assert gates[step].wait(60)
+
+        monkeypatch.setattr(Path, "mkdir", waits)
+        return gates, begun
+
+    def test_it_holds_the_state_of_its_step(self, make_trainer, tmp_path, monkeypatch):
+        """The writer of step 1 waits until step 3 has been trained: weight, momentum and list are those of step 1."""
+        gates, _ = self.slowed(monkeypatch, [1])
+
+        class Keeps:
+            name = "keeps"
+
+            def __init__(self):
+                self.steps = []
+
+            @hookimpl
+            def after_step(self, trainer):
+                self.steps.append(trainer.step)
+                if trainer.step == 0:
+                    trainer.request_checkpoint()
+                if trainer.step == 3:
+                    gates[1].set()
+
+            def state_dict(self):
+                return {"steps": self.steps}
+
+            def load_state_dict(self, state):
+                self.steps = state["steps"]
+
+        plugin = Checkpoint(every_epochs=0, keep=0, async_save=True)
+        trainer = make_trainer([plugin, Keeps()], max_steps=5, work_dir=tmp_path / "run")
+        trainer.optimizer.param_groups[0]["momentum"] = 0.5
+        trainer.train()
+        state = read_checkpoint(tmp_path / "run/checkpoints/step-00000001")
+        assert state["model"]["w"] == -1.0
+        assert state["plugins/keeps"] == {"steps": [0]}
+        assert state["run"]["step"] == 1
+        assert "1." in str(state["optimizers/optimizer"])
+        assert state["plugins/checkpoint"]["saved_step"] == 1
+        assert read_checkpoint(tmp_path / "run/checkpoints/step-00000005")["run"]["step"] == 5
+
+    def test_nothing_is_removed_before_it_is_durable(self, make_trainer, tmp_path, monkeypatch):
+        gates, begun = self.slowed(monkeypatch, [4])
+        seen = []
+        plugin = Checkpoint(every_steps=2, keep=1, async_save=True)
+
+        class Watches:
+            @hookimpl
+            def after_step(self, trainer):
+                if trainer.step == 4:
+                    assert begun[4].wait(60)
+                    seen.append((plugin.saved_step, plugin.path.name, steps(tmp_path / "run")))
+                    gates[4].set()
+
+            @hookimpl
+            def after_save(self, trainer, path):
+                seen.append((int(path.name[5:]), plugin.saved_step, steps(tmp_path / "run")))
+
+        make_trainer([plugin, Watches()], max_steps=5, work_dir=tmp_path / "run").train()
+        assert seen[0] == (2, 2, [2])
+        assert (2, "step-00000002", [2]) in seen
+        assert seen[-2:] == [(4, 4, [4]), (5, 5, [5])]
+
+    def test_one_at_a_time(self, make_trainer, tmp_path, monkeypatch):
+        """The second save waits for the first, so the memory of one copy is enough, and they end in their order."""
+        gates, begun = self.slowed(monkeypatch, [1])
+        saves = Saves()
+        threads = []
+
+        class Opens:
+            @hookimpl
+            def on_save(self, trainer):
+                threads.append([thread.name for thread in threading.enumerate() if thread.name == "trainhooks checkpoint"])
+
+            @hookimpl
+            def after_step(self, trainer):
+                if trainer.step == 1:
+                    assert begun[1].wait(60)
+                    threading.Timer(0.2, gates[1].set).start()
+
+        parts = [Checkpoint(every_steps=1, keep=0, async_save=True), saves, Opens()]
+        make_trainer(parts, max_steps=3, work_dir=tmp_path / "run").train()
+        assert threads == [[], [], []]
+        assert [path.name for path in saves.paths] == [f"step-0000000{step}" for step in (1, 2, 3)]
+
+    def test_a_failure_ends_the_run(self, make_trainer, tmp_path, monkeypatch):
+        refuse_to_write(monkeypatch, "step-00000002")
+        trainer = make_trainer(
+            [Checkpoint(every_steps=2, async_save=True)], max_steps=50, values=(1.0,) * 50, work_dir=tmp_path / "run"
+        )
+        with pytest.raises(CheckpointError, match=r"cannot write the checkpoint .*step-00000002"):
+            trainer.train()
+        assert trainer.outcome.status == "failed"
+
+    def test_a_run_that_fails_meanwhile_still_has_it(self, make_trainer, tmp_path, monkeypatch):
+        gates, begun = self.slowed(monkeypatch, [2])
+
+        class Fails:
+            @hookimpl
+            def before_step(self, trainer):
+                if trainer.step == 3:
+                    assert begun[2].wait(60)
+                    threading.Timer(0.2, gates[2].set).start()
+                    raise ValueError
+
+        saves = Saves()
+        trainer = make_trainer(
+            [Checkpoint(every_steps=2, async_save=True), Fails(), saves], max_steps=9, work_dir=tmp_path / "run"
+        )
+        with pytest.raises(ValueError):
+            trainer.train()
+        assert steps(tmp_path / "run") == [2]
+        assert [path.name for path in saves.paths] == ["step-00000002"]
+
+    def test_it_is_the_same_run_bit_for_bit(self, make_trainer, tmp_path):
+        def final(name, **options):
+            make_trainer([Checkpoint(every_steps=1, keep=0, **options)], max_steps=6, work_dir=tmp_path / name).train()
+            return [(path / "tensors.safetensors").read_bytes() for path in list_checkpoints(tmp_path / name / "checkpoints")]
+
+        assert final("waits") == final("goes on", async_save=True)
+
+
 class TestAtomic:
     @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyboardInterrupt(), MemoryError()])
     @pytest.mark.parametrize("same", [False, True])
@@ -343,14 +647,15 @@ class TestAtomic:
         write_checkpoint(older, state_of(1), FACTS)
         shutil.copytree(folder, tmp_path / "practice")
         practice = tmp_path / "practice" / newer.name
-        total = operations_of(lambda: write_checkpoint(practice, state_of(2), FACTS))
-        assert total >= 10
+        snapshot = take_snapshot(state_of(2))
+        total = operations_of(lambda: write_snapshot(practice, snapshot, {"step": step_of(practice)}))
+        assert total >= 15
         for at in range(1, total + 1):
             with pytest.MonkeyPatch.context() as patch:
                 Disturbed(patch, at, error)
                 raised = None
                 try:
-                    write_checkpoint(newer, state_of(2), FACTS)
+                    write_snapshot(newer, snapshot, {"step": step_of(newer)})
                 except (CheckpointError, type(error)) as caught:
                     raised = caught
             values = [read_checkpoint(path)["model"]["w"].item() for path in list_checkpoints(folder)]
@@ -405,8 +710,20 @@ class TestAtomic:
         )
         write_checkpoint(tmp_path / "step-00000001", state_of(1), FACTS)
         temporary = tmp_path / ".step-00000001.tmp"
-        assert set(trace[:2]) == {str(temporary / "state.pt"), str(temporary / "manifest.json")}
-        assert trace[2:] == [str(temporary), ("rename", ".step-00000001.tmp", "step-00000001"), str(tmp_path)]
+        assert trace == [
+            *(str(temporary / name) for name in ("tensors.safetensors", "state.json", "manifest.json")),
+            str(temporary),
+            ("rename", ".step-00000001.tmp", "step-00000001"),
+            str(tmp_path),
+        ]
+
+    def test_folders_that_are_made_are_synced_too(self, tmp_path, monkeypatch):
+        synced = []
+        sync = os.fsync
+        monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(os.readlink(f"/proc/self/fd/{fd}")), sync(fd)))
+        write_checkpoint(tmp_path / "new" / "checkpoints" / "step-00000001", state_of(1), FACTS)
+        assert synced[:2] == [str(tmp_path), str(tmp_path / "new")]
+        assert synced[-1] == str(tmp_path / "new" / "checkpoints")
 
 
 Point = collections.namedtuple("Point", "x")
@@ -428,15 +745,21 @@ class Odd:
 class TestWhatCanBeIn:
     @pytest.mark.parametrize(
         "value",
-        [np.float64(1), np.arange(3), Path("x"), Point(1), frozenset({1}), range(3), lambda: 0, iter([])],
+        [np.float64(1), np.arange(3), Path("x"), Point(1), range(3), lambda: 0, iter([]), torch.zeros(2, device="meta")],
         ids=lambda value: type(value).__name__,
     )
     def test_what_safe_loading_refuses_is_refused_at_the_save(self, make_trainer, tmp_path, value):
         """It would otherwise be noticed after days, when the run is to be resumed."""
         trainer = make_trainer([Odd(value), Checkpoint()], max_steps=2, work_dir=tmp_path / "run")
-        with pytest.raises(CheckpointError, match=r"the state of 'plugins/odd' cannot be in a checkpoint .*plain values"):
+        with pytest.raises(CheckpointError, match=r"plugins/odd\['x'\] is a .*: a checkpoint holds tensors and plain values"):
             trainer.train()
         assert list((tmp_path / "run" / "checkpoints").iterdir()) == []
+
+    def test_a_disk_that_works_does_not_make_it_go_on(self, make_trainer, tmp_path):
+        """A state that can never be saved would otherwise never be saved, behind a warning each time."""
+        trainer = make_trainer([Odd(range(3)), Checkpoint(on_failure="continue")], max_steps=2, work_dir=tmp_path / "run")
+        with pytest.raises(CheckpointError, match="is a range"):
+            trainer.train()
 
     def test_what_it_takes_comes_back_equal(self, make_trainer, tmp_path):
         value = {
@@ -454,39 +777,44 @@ class TestWhatCanBeIn:
         assert odd.value == value
 
 
-def damage(path, how):
-    state, manifest = path / "state.pt", path / "manifest.json"
-    data = bytearray(state.read_bytes())
+def damage(path, name, how):
+    file = path / name
+    data = bytearray(file.read_bytes())
     if how == "bit":
         data[len(data) // 2] ^= 1
-        state.write_bytes(data)
+        file.write_bytes(data)
     elif how == "cut":
-        state.write_bytes(data[: len(data) // 2])
+        file.write_bytes(data[: len(data) // 2])
     elif how == "longer":
-        state.write_bytes(data + b"x")
+        file.write_bytes(data + b"x")
     elif how == "empty":
-        state.write_bytes(b"")
-    elif how == "no state":
-        state.unlink()
-    elif how == "manifest empty":
-        manifest.write_text("")
-    elif how == "manifest cut":
-        manifest.write_text(manifest.read_text()[:20])
-    elif how == "manifest of a later format":
-        manifest.write_text(manifest.read_text().replace('"format": 1', '"format": 99'))
+        file.write_bytes(b"")
+    elif how == "missing":
+        file.unlink()
+    elif how == "a link":
+        file.rename(path.parent / "elsewhere")
+        file.symlink_to(path.parent / "elsewhere")
+    elif how == "a pipe":
+        file.unlink()
+        os.mkfifo(file)
+    elif how == "a folder":
+        file.unlink()
+        file.mkdir()
 
 
-DAMAGES = ["bit", "cut", "longer", "empty", "no state", "manifest empty", "manifest cut", "manifest of a later format"]
+FILES = ["tensors.safetensors", "state.json", "manifest.json"]
+DAMAGES = ["bit", "cut", "longer", "empty", "missing", "a link", "a pipe", "a folder"]
 
 
 class TestDamage:
     @pytest.mark.parametrize("how", DAMAGES)
-    def test_is_named_never_loaded_and_the_older_one_is_taken(self, make_trainer, tmp_path, messages, how):
+    @pytest.mark.parametrize("name", FILES)
+    def test_is_named_never_loaded_and_the_older_one_is_taken(self, make_trainer, tmp_path, messages, name, how):
         run = tmp_path / "run"
         make_trainer([Checkpoint(every_steps=2, keep=0)], max_steps=4, work_dir=run).train()
         newest = run / "checkpoints" / "step-00000004"
-        damage(newest, how)
-        with pytest.raises(CheckpointError, match="step-00000004"):
+        damage(newest, name, how)
+        with pytest.raises(CheckpointError, match=f"step-00000004/{name} (is|has) .*use another checkpoint"):
             make_trainer([Checkpoint()], max_steps=6).train(resume=newest)
 
         class First:
@@ -502,32 +830,59 @@ class TestDamage:
         assert (first.step, trainer.model.w.item()) == (2, -6.0)
         warned = [text for text in messages() if "broken checkpoint" in text]
         assert len(warned) == 1
-        assert "step-00000004" in warned[0]
+        assert f"step-00000004/{name} " in warned[0]
         assert read_checkpoint(newest)["run"]["step"] == 4  # it was saved again when the run came there
         assert steps(run) == [2, 4, 6]
 
     def test_no_whole_one_is_an_error_not_a_new_start(self, make_trainer, tmp_path):
         make_trainer([Checkpoint()], max_steps=2, work_dir=tmp_path / "run").train()
-        damage(tmp_path / "run" / "checkpoints" / "step-00000002", "bit")
+        damage(tmp_path / "run" / "checkpoints" / "step-00000002", "tensors.safetensors", "bit")
         with pytest.raises(CheckpointError, match="no whole checkpoint in"):
             make_trainer([Checkpoint()], max_steps=6, work_dir=tmp_path / "run").train(resume="auto")
 
-    def test_code_in_it_is_not_executed(self, tmp_path):
-        """A pickle that would make a file when it is loaded, with a digest that is right."""
+    def test_a_later_format(self, tmp_path):
         path = tmp_path / "step-00000001"
         write_checkpoint(path, state_of(1), FACTS)
-
-        class Bomb:
-            def __reduce__(self):
-                return (os.mkdir, (str(tmp_path / "executed"),))
-
-        torch.save({"model": Bomb()}, path / "state.pt")
-        manifest = json.loads((path / "manifest.json").read_text())
-        manifest["files"]["state.pt"]["sha256"] = module._digest(path / "state.pt")
-        (path / "manifest.json").write_text(json.dumps(manifest))
-        with pytest.raises(CheckpointError, match="cannot read the checkpoint"):
+        text = (path / "manifest.json").read_text()
+        (path / "manifest.json").write_text(text.replace('"format": 2', '"format": 99'))
+        with pytest.raises(CheckpointError, match=r"manifest\.json: format 99 is not known; this release reads format 2"):
             read_checkpoint(path)
-        assert not (tmp_path / "executed").exists()
+
+    def test_the_first_damaged_block_is_named(self, tmp_path):
+        """Blocks are of 4 MiB: byte 9,000,000 is in the third one."""
+        path = tmp_path / "step-00000001"
+        write_checkpoint(path, {"model": {"w": torch.zeros(3_000_000)}}, FACTS)
+        with (path / "tensors.safetensors").open("r+b") as file:
+            file.seek(9_000_000)
+            file.write(b"x")
+        for read in (read_checkpoint, verify_checkpoint):
+            with pytest.raises(
+                CheckpointError, match=r"tensors\.safetensors is damaged between byte 8388608 and byte 1200\d{4}: "
+            ):
+                read(path)
+
+    def test_a_file_that_does_not_belong_there(self, tmp_path):
+        path = tmp_path / "step-00000001"
+        write_checkpoint(path, state_of(1), FACTS)
+        (path / ".note").write_text("hidden names are nobody's business")
+        assert read_checkpoint(path)["model"]["w"] == 1
+        (path / "state.pt").write_text("")
+        with pytest.raises(CheckpointError, match=r"state\.pt does not belong to the checkpoint"):
+            read_checkpoint(path)
+
+    def test_the_files_of_another_step(self, tmp_path):
+        for step in (3, 6):
+            write_checkpoint(tmp_path / f"step-0000000{step}", state_of(step), FACTS)
+        shutil.rmtree(tmp_path / "step-00000006")
+        shutil.copytree(tmp_path / "step-00000003", tmp_path / "step-00000006")
+        with pytest.raises(
+            CheckpointError, match=r"manifest\.json is of step 3, the folder of step 6: it was put in the wrong place"
+        ):
+            read_checkpoint(tmp_path / "step-00000006")
+        with pytest.raises(CheckpointError, match="it is of step 3, which its name contradicts; give it another name"):
+            write_snapshot(tmp_path / "step-00000007", take_snapshot(state_of(3)), {"step": 3})
+        (tmp_path / "step-00000006").rename(tmp_path / "a copy")
+        assert read_checkpoint(tmp_path / "a copy")["model"]["w"] == 3
 
     def test_a_path_that_is_not_there(self, make_trainer, tmp_path):
         with pytest.raises(UsageError, match="no checkpoint at"):
@@ -537,3 +892,26 @@ class TestDamage:
         trainer = make_trainer([Checkpoint()], max_steps=1, work_dir=tmp_path / "run")
         assert trainer.train(resume="auto").step == 1
         assert any("nothing to resume" in text for text in messages())
+
+
+def test_a_run_that_could_not_save_everything_says_so_at_its_end(make_trainer, tmp_path, monkeypatch, messages):
+    from trainhooks_builtins import checkpoint as module
+
+    def full(path, *arguments):
+        if path.name == "step-00000002":
+            return written(path, *arguments)
+        raise CheckpointError(f"cannot write the checkpoint {path}: no room")
+
+    written = module.write_checkpoint
+    monkeypatch.setattr(module, "write_checkpoint", full)
+    plugin = Checkpoint(every_steps=2, on_failure="continue")
+    make_trainer([plugin], values=(1.0,) * 6, work_dir=tmp_path / "run").train()
+    assert plugin.failures == 3  # the last one is tried again at the end
+    assert messages()[-1] == "checkpoints that could not be written: 3; the newest one is step-00000002"
+
+
+def test_the_newest_one_is_known_when_there_was_nothing_to_train(make_trainer, tmp_path):
+    make_trainer([Checkpoint()], max_steps=3, work_dir=tmp_path / "run").train()
+    plugin = Checkpoint()
+    make_trainer([plugin], max_steps=3, work_dir=tmp_path / "run").train(resume="auto")
+    assert plugin.path == tmp_path / "run" / "checkpoints" / "step-00000003"

@@ -2,56 +2,67 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
-import json
 import logging
-import math
-import os
-import pickle
-import re
-import shutil
-from typing import TYPE_CHECKING, Any
-
-import torch
-from torch.serialization import get_unsafe_globals_in_checkpoint
+import time
+from concurrent.futures import Future
+from threading import Thread
+from typing import TYPE_CHECKING, Any, Literal
 
 from trainhooks import CheckpointError, DataError, OptionError, UsageError, hookimpl
-from trainhooks.best import Best, Mode
+from trainhooks.best import Mode  # noqa: TC001 - the hints are read to convert options
 from trainhooks.intervals import Interval
 from trainhooks.suggest import suggestion
+
+from ._best_checkpoint import best_of
+from ._checkpoint_files import (
+    candidates,
+    is_checkpoint,
+    list_checkpoints,
+    read_checkpoint,
+    remove_remains,
+    step_of,
+    take_snapshot,
+    write_checkpoint,
+)
+from ._checkpoint_folders import recover
+from ._checkpoint_rotation import Ranking, Wish, rotate
+from ._run_checkpoints import find
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from trainhooks import Trainer
     from trainhooks.types import Metrics, StateDict
+    from trainhooks.workdir import RunFolder
+
+    from ._state_files import Snapshot
 
 log = logging.getLogger("trainhooks")
-
-FORMAT = 1
-_NAME = re.compile(r"step-(\d+)")
-_STATE, _MANIFEST = "state.pt", "manifest.json"
-_TEMPORARY, _ASIDE = ".tmp", ".old"
 
 
 class Checkpoint:
     """Saves the run every so often and at its end, and restores it.
 
-    A checkpoint is a folder ``checkpoints/step-00000100`` in the run folder: ``state.pt`` (tensors and plain values, read
-    with ``weights_only=True``, so that loading executes no code) and ``manifest.json`` (its SHA-256 digest, counters and
-    metrics). It is written beside its place, synced, and renamed, so that it is there as a whole or not at all. Older ones
-    are removed afterwards. Without a ``work_dir`` nothing is written.
+    A checkpoint is a folder ``checkpoints/step-00000100`` in the run folder: ``tensors.safetensors``, ``state.json`` (everything
+    else, as JSON) and ``manifest.json`` (digests of both, counters and metrics); reading it executes no code. It is written
+    beside its place, synced, and renamed, so that it is there as a whole or not at all, after a power cut too. Older ones are
+    removed afterwards. Without a ``work_dir`` nothing is written.
 
     Args:
         every_epochs: Save after every n-th epoch; 0 for never. 1 if no other interval is given.
         every_steps: Save after every n-th step; 0 for never.
         every_updates: Save after every n-th update; 0 for never.
+        every_minutes: Save after the step that ends so long after the last save; 0 for never.
         keep: How many to keep: the newest, the best if ``best`` is given, and the next newest; 0 for all.
         best: Keep the one with the best value of this metric, for example ``val/accuracy``; it is saved at the evaluation
             that gave it.
         mode: Whether lower (``min``) or higher (``max``) is better; inferred from the name.
-        at_end: Save when the training ends.
+        keep_best: How many of the best to keep.
+        pin_every_epochs: Save after every n-th epoch and never remove that one; 0 for never.
+        pin_every_steps: Save after every n-th step and never remove that one; 0 for never.
+        at_end: Save when the training ends; an interrupted one saves in any case.
+        async_save: Write in the background, from a copy of the state on the CPU; the training waits for the copy only.
+        on_failure: What a checkpoint that cannot be written does: ``stop`` the run, or ``continue`` with a warning.
     """
 
     phase = "persistence"
@@ -61,44 +72,88 @@ class Checkpoint:
         every_epochs: int | None = None,
         every_steps: int = 0,
         every_updates: int = 0,
+        every_minutes: float = 0,
         keep: int = 2,
         best: str | None = None,
         mode: Mode = "auto",
+        keep_best: int = 1,
+        pin_every_epochs: int = 0,
+        pin_every_steps: int = 0,
         at_end: bool = True,
+        async_save: bool = False,
+        on_failure: Literal["stop", "continue"] = "stop",
     ) -> None:
         if keep < 0:
             message = f"keep = {keep}: must be 0 (all) or more"
             raise OptionError(message)
-        self.interval = Interval(every_epochs, every_steps, every_updates)
-        if not self.interval.within_epochs:
+        if keep_best < 1:
+            message = f"keep_best = {keep_best}: must be 1 or more"
+            raise OptionError(message)
+        given = {"every_minutes": every_minutes, "pin_every_epochs": pin_every_epochs, "pin_every_steps": pin_every_steps}
+        for name, value in given.items():
+            if not 0 <= value < float("inf"):
+                message = f"{name} = {value}: must be 0 (never) or more"
+                raise OptionError(message)
+        if on_failure not in ("stop", "continue"):
+            message = f"on_failure = {on_failure!r}: must be 'stop' or 'continue'"
+            raise OptionError(message)
+        self.interval = Interval(0 if every_epochs is None and every_minutes else every_epochs, every_steps, every_updates)
+        self.every_s = every_minutes * 60
+        self.pin_every_epochs, self.pin_every_steps = pin_every_epochs, pin_every_steps
+        if not (self.interval.within_epochs or self.every_s or pin_every_steps):
             vars(self)["after_step"] = None  # nothing to do in each step: the hook is not even called
-        self.keep, self.at_end = keep, at_end
-        self.best = Best(best, mode) if best is not None else None
+        self.keep, self.at_end, self.async_save, self.on_failure = keep, at_end, async_save, on_failure
+        self.best = Ranking(best, mode, keep_best) if best is not None else None
         self.requires = ("evaluation",) if best is not None else ()
-        #: Step of the newest checkpoint.
+        #: Step of the newest checkpoint that is durable.
         self.saved_step: int | None = None
-        #: Where the newest checkpoint is.
+        #: Where it is.
         self.path: Path | None = None
+        #: How many could not be written, with ``on_failure="continue"``.
+        self.failures = 0
+        self._saving_step: int | None = None
         self._outdated = False
+        self._best_due: int | None = None  # step of an evaluation that was among the best
         self._unmeasured: str | None = None  # why an evaluation gave no candidate for the best checkpoint
+        self._saved_at = 0.0  # on the monotonic clock
+        self._broken: set[Path] = set()  # what was passed over when the run was resumed
 
     # --- When ---
 
     @hookimpl
-    def before_train(self) -> None:
-        """Forget what an evaluation before this run left."""
+    def before_train(self, trainer: Trainer) -> None:
+        """Forget what an evaluation before this run left, and put in order what a killed process left."""
         self._outdated = False
+        if trainer.is_main and trainer.run_folder is not None and (folder := trainer.run_folder.path / "checkpoints").is_dir():
+            recover(folder)
+            self._note_later(trainer, folder)
+        if self.every_s:
+            self._saved_at = time.monotonic()
+
+    def _note_later(self, trainer: Trainer, folder: Path) -> None:
+        """Say which checkpoints are of steps that are done anew, since a run that is restarted would take them for the newest."""
+        later = [path.name for path in list_checkpoints(folder) if step_of(path) > trainer.step and path not in self._broken]
+        if later:
+            log.warning(
+                "the run goes on at step %d, and %s has later checkpoints, of which --resume auto would take the newest: %s; remove "
+                "them, or go on in another work_dir",
+                *(trainer.step, folder, ", ".join(later[-3:])),
+            )
 
     @hookimpl
     def after_step(self, trainer: Trainer) -> None:
         """Ask for a checkpoint when one is due."""
-        if self.interval.due_after_step(trainer):
+        if trainer.every_n_steps(self.pin_every_steps):
+            self._request(trainer, None, "pinned")
+        elif self.interval.due_after_step(trainer) or (self.every_s and time.monotonic() - self._saved_at >= self.every_s):
             self._request(trainer, trainer.step + 1, "periodic")
 
     @hookimpl
     def after_epoch(self, trainer: Trainer) -> None:
         """Ask for a checkpoint when one is due."""
-        if self.interval.due_after_epoch(trainer):
+        if trainer.every_n_epochs(self.pin_every_epochs):
+            self._request(trainer, None, "pinned")
+        elif self.interval.due_after_epoch(trainer):
             self._request(trainer, trainer.step, "periodic")
 
     @hookimpl
@@ -106,16 +161,17 @@ class Checkpoint:
         """Ask for a checkpoint when the metric is better than ever."""
         if trainer.session is None or not trainer.session.training:
             return
-        self._outdated = self.saved_step == trainer.step  # what is on disk knows nothing of this evaluation
+        self._outdated = self._last_step == trainer.step  # what is on disk knows nothing of this evaluation
         best = self.best
         if best is None:
             return
         if best.metric in metrics:
             if best.update(metrics[best.metric], trainer.step):
+                self._best_due = trainer.step
                 self._request(trainer, None, "best")
-            elif best.step is None:
+            elif not best.measured:
                 self._unmeasured = f"it was {metrics[best.metric]}"
-        elif best.metric.startswith(f"{split}/") and best.step is None and self._unmeasured is None:
+        elif best.metric.startswith(f"{split}/") and not best.measured and self._unmeasured is None:
             names = ", ".join(metrics) or "which there are none"
             message = f"checkpoint.best = {best.metric!r} is not among the metrics{suggestion(best.metric, metrics)}: {names}"
             raise DataError(message)
@@ -124,15 +180,22 @@ class Checkpoint:
     def after_train(self, trainer: Trainer) -> None:
         """Save at the end, unless the last step and its evaluation are, nothing was trained, or the run failed."""
         outcome = trainer.outcome
-        if trainer.work_dir is None or outcome is None or outcome.status not in ("completed", "stopped"):
+        if trainer.work_dir is None or outcome is None or outcome.step == 0:
             return
-        if self.best is not None and self.best.step is None and outcome.step > 0:
+        if outcome.status == "failed" or not trainer.between_steps or trainer.hurried:
+            return
+        trainer.settle_saves()
+        if (self.at_end or outcome.status == "interrupted" or self._best_due == trainer.step) and (
+            self.saved_step != trainer.step or self._outdated
+        ):
+            trainer.save_checkpoint(trainer.checkpoint_path(), "final")
+            trainer.settle_saves()
+        if self.failures:
+            newest = self.path.name if self.path is not None else "none"
+            log.warning("checkpoints that could not be written: %d; the newest one is %s", self.failures, newest)
+        if self.best is not None and not self.best.measured:
             why = self._unmeasured or "its split was never evaluated"
             log.warning("checkpoint.best = %r was never measured as a finite number: %s", self.best.metric, why)
-        is_best = self.best is not None and self.best.step == trainer.step
-        is_new = self.saved_step != trainer.step or self._outdated
-        if (self.at_end or is_best) and outcome.step > 0 and is_new:
-            trainer.save_checkpoint(trainer.checkpoint_path(), "final")
         if (path := self.best_path(trainer)) is not None and self.best is not None:
             log.info("the checkpoint with the best %s, %g, is %s", self.best.metric, self.best.value, path)
 
@@ -143,65 +206,95 @@ class Checkpoint:
         path = trainer.work_dir / "checkpoints" / f"step-{self.best.step:08d}"
         return path if path.is_dir() else None
 
+    @property
+    def _last_step(self) -> int | None:
+        """Step of the newest checkpoint, also if it is still being written."""
+        return self.saved_step if self._saving_step is None else self._saving_step
+
     def _request(self, trainer: Trainer, step: int | None, kind: str) -> None:
-        if trainer.work_dir is not None and (step is None or step != self.saved_step):
+        if trainer.work_dir is not None and (step is None or step != self._last_step):
             trainer.request_checkpoint(kind)
 
     # --- How ---
 
     @hookimpl
-    def save_checkpoint(self, trainer: Trainer, path: Path, kind: str) -> Path:
+    def save_checkpoint(self, trainer: Trainer, path: Path, kind: str) -> Path | Future[Path | None]:
         """Write a checkpoint as a whole, then remove older ones."""
         if not trainer.is_main:
             return path
-        everyone = [plugin for plugin in trainer.plugins.values() if isinstance(plugin, Checkpoint)]  # checkpoint@best too
-        before = [plugin.saved_step for plugin in everyone]
-        for plugin in everyone:
-            plugin.saved_step = trainer.step
+        folder = trainer.run_folder
+        if folder is not None and (path.parent != folder.path / "checkpoints" or step_of(path) != trainer.step):
+            folder = None  # a copy elsewhere, or under another name, is the user's
+        own = [plugin for plugin in trainer.plugins.values() if isinstance(plugin, Checkpoint)] if folder is not None else []
+        for plugin in own:  # checkpoint@best too
+            plugin._saving_step, plugin._saved_at = trainer.step, time.monotonic()
         try:
-            state = trainer.state_dict()
-            counters = {"step": trainer.step, "update": trainer.update, "epoch": trainer.epoch, "kind": kind}
-            metrics = {name: value for name, value in trainer.metrics.items() if isinstance(value, int | float)}
-            write_checkpoint(path, state, {**counters, "metrics": metrics})
+            snapshot = take_snapshot(trainer.state_dict(), copy=self.async_save)
         except BaseException:
-            for plugin, step in zip(everyone, before, strict=True):
-                plugin.saved_step = step
+            for plugin in own:
+                plugin._saving_step = None
             raise
-        for plugin in everyone:
-            plugin.path, plugin._outdated = path, False
-        _rotate(trainer, path, everyone)
-        return path
+        counters = {"step": trainer.step, "update": trainer.update, "epoch": trainer.epoch}
+        facts = {**counters, "kind": kind, "metrics": _numbers(trainer.metrics), "pinned": kind == "pinned"}
+        save = _Save(path, snapshot, facts, folder, self._broken, self.on_failure)
+        for plugin in own:
+            plugin._outdated = False
+            save.add(plugin)
+        if not self.async_save:
+            return save.run() or _nothing_saved()
+        future: Future[Path | None] = Future()
+        Thread(target=_run_into, args=(future, save), name="trainhooks checkpoint", daemon=False).start()
+        return future
 
     @hookimpl
     def load_checkpoint(self, path: Path) -> StateDict | None:
         """Read a checkpoint, or the newest whole one of a run folder."""
+        if is_checkpoint(path):
+            return self._read(path)
         if not path.exists():
             message = f"no checkpoint at {path}"
             raise UsageError(message)
-        if (path / _MANIFEST).is_file():
-            return read_checkpoint(path)
+        if path.is_file() and is_checkpoint(path.parent):
+            message = f"{path} is one file of a checkpoint: name the folder {path.parent}"
+            raise UsageError(message)
         folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
         if not folder.is_dir():
             return None
-        for candidate in sorted([*list_checkpoints(folder), *_set_aside(folder)], key=_step_of, reverse=True):
+        for candidate in candidates(folder):
             try:
-                return read_checkpoint(candidate)
+                return self._read(candidate)
             except CheckpointError as error:
+                self._broken.add(candidate)
                 log.warning("skipped a broken checkpoint: %s", error)
-        message = f"no whole checkpoint in {folder}"
+        message = f"no whole checkpoint in {folder}: name another one with --resume PATH, or start anew with --overwrite"
         raise CheckpointError(message)
 
-    def wanted(self, steps: list[int]) -> set[int]:
-        """Return which of the steps to keep: the newest, the best, and as many of the next newest as ``keep`` leaves room for."""
-        if self.keep == 0:
-            return set(steps)
-        newest_first = sorted(steps, reverse=True)
-        always = dict.fromkeys(newest_first[:1] + [step for step in steps if self.best is not None and step == self.best.step])
-        return set(list(dict.fromkeys([*always, *newest_first]))[: max(self.keep, len(always))])
+    def _read(self, path: Path) -> StateDict:
+        state = read_checkpoint(path)
+        self.path = path
+        return state
+
+    def find_best(self, run: Path, metric: str | None = None) -> tuple[Path, str]:
+        """Return the best checkpoint of a run folder, and why it is.
+
+        Args:
+            run: The folder.
+            metric: Compare what the checkpoints say of this metric (``min:NAME`` and ``max:NAME`` say which is better), not
+                what the run recorded as the best.
+
+        Raises:
+            UsageError: The run has recorded none, or there is no such metric.
+            CheckpointError: The best one is broken or not there any more.
+        """
+        found = find(run)
+        entry, why = best_of(found, found.entries(), metric)
+        return entry.path, why
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was saved last and what was best."""
-        return {"saved_step": self.saved_step, "best": self.best.state_dict() if self.best is not None else None}
+        """Return what was saved last, the running save included, and what was best."""
+        step = self._last_step
+        best = self.best.state_after(step if step is not None else -1) if self.best is not None else None
+        return {"saved_step": step, "best": best}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore it."""
@@ -210,175 +303,101 @@ class Checkpoint:
             self.best.load_state_dict(state["best"])
 
 
-def _rotate(trainer: Trainer, newest: Path, everyone: list[Checkpoint]) -> None:
-    """Remove what no instance wants to keep."""
-    if trainer.run_folder is None or newest.parent != trainer.run_folder.path / "checkpoints":
-        return
-    own = {_step_of(path): path for path in list_checkpoints(newest.parent) if _step_of(path) <= trainer.step}
-    wanted = set().union(*(plugin.wanted(list(own)) for plugin in everyone))
-    for step in own.keys() - wanted:
+class _Save:
+    """One checkpoint to be written, with all that this needs: the run may go on meanwhile.
+
+    Args:
+        path: Where to.
+        snapshot: Of the state.
+        facts: For the manifest.
+        folder: The run's, if the checkpoint is one of it.
+        broken: Which ones are damaged, so that they need not be kept.
+        on_failure: Whether a failure is raised or reported.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        snapshot: Snapshot,
+        facts: dict[str, Any],
+        folder: RunFolder | None,
+        broken: set[Path],
+        on_failure: str,
+    ) -> None:
+        self.path, self._snapshot, self._facts, self._folder = path, snapshot, facts, folder
+        self._broken, self._on_failure = broken, on_failure
+        self._plugins: list[tuple[Checkpoint, dict[int, float]]] = []
+        self._wishes: list[Wish] = []
+
+    def add(self, plugin: Checkpoint) -> None:
+        """Have an instance of the plugin say what it wants to keep; it is told when the checkpoint is durable."""
+        values = plugin.best.values_after(self._facts["step"]) if plugin.best is not None else {}
+        self._plugins.append((plugin, values))
+        self._wishes.append(Wish(plugin.keep, tuple(plugin.best.best_of(values)) if plugin.best is not None else ()))
+
+    def run(self) -> Path | None:
+        """Write it, then remove older ones; return where it is, or ``None`` if that failed and was reported."""
         try:
-            _remove(own[step])
-            trainer.run_folder.forget(f"checkpoints/{own[step].name}")
+            if self._folder is not None:
+                self._claim(self._folder)
+            write_checkpoint(self.path, self._snapshot, self._facts)
+        except (CheckpointError, UsageError) as error:
+            if self._on_failure == "stop":
+                raise
+            log.warning("%s; the run goes on without it, the next checkpoint is tried as usual", error)
+            for plugin, _ in self._plugins:
+                plugin.failures += 1
+            return None
+        else:
+            if self._folder is not None:
+                self._succeed(self._folder)
+            return self.path
+        finally:
+            for plugin, _ in self._plugins:
+                plugin._saving_step = None
+
+    def _claim(self, folder: RunFolder) -> None:
+        """List it as the run's own; remains of one that a killed run left in its place without listing it are removed.
+
+        Raises:
+            CheckpointError: The folder cannot be written to.
+            UsageError: Something else is in its place.
+        """
+        name = f"{self.path.parent.name}/{self.path.name}"
+        try:
+            try:
+                folder.file(name)
+            except UsageError:
+                if not remove_remains(self.path, damaged=self.path in self._broken):
+                    raise
+                folder.file(name)
         except OSError as error:
-            log.warning("cannot remove the old checkpoint %s: %s; tried again at the next one", own[step], error)
-
-
-def write_checkpoint(path: Path, state: StateDict, facts: dict[str, Any]) -> None:
-    """Write ``state`` so that ``path`` is there as a whole or not at all, also after a crash.
-
-    Raises:
-        CheckpointError: With the path and the cause; nothing is left behind.
-    """
-    temporary = path.with_name(f".{path.name}{_TEMPORARY}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _recover(path.parent)
-        _remove(temporary)
-        temporary.mkdir()
-        _write_state(state, temporary / _STATE)
-        digest = {"sha256": _digest(temporary / _STATE), "size_bytes": (temporary / _STATE).stat().st_size}
-        manifest = {"format": FORMAT, **facts, "files": {_STATE: digest}}
-        (temporary / _MANIFEST).write_text(json.dumps(_finite(manifest), indent=1, allow_nan=False), encoding="utf-8")
-        for name in (_STATE, _MANIFEST):
-            _sync(temporary / name)
-        _sync(temporary)
-        _replace(temporary, path)
-        _sync(path.parent)
-    except BaseException as error:
-        shutil.rmtree(temporary, ignore_errors=True)
-        if isinstance(error, OSError | RuntimeError):  # torch.save turns an OSError into a RuntimeError
-            message = f"cannot write the checkpoint {path}: {error}"
+            message = f"cannot write the checkpoint {self.path}: {error.strerror} (errno {error.errno})"
             raise CheckpointError(message) from error
-        raise
+
+    def _succeed(self, folder: RunFolder) -> None:
+        removed, there = rotate(self.path, self._wishes)
+        for plugin, values in self._plugins:
+            plugin.saved_step, plugin.path = self._facts["step"], self.path
+            if plugin.best is not None:
+                plugin.best.commit(values, there)
+        for path in removed:
+            folder.forget(f"{path.parent.name}/{path.name}")
 
 
-def _write_state(state: StateDict, path: Path) -> None:
-    """Write tensors and plain values, and nothing that could not be read without executing code.
-
-    Raises:
-        CheckpointError: Something else is in it; the message says under which name.
-    """
+def _run_into(future: Future[Path | None], save: _Save) -> None:
+    """Save, and pass on how that went."""
     try:
-        torch.save(state, path)
-        foreign = get_unsafe_globals_in_checkpoint(path)
-        if not foreign:
-            return
-        why = ", ".join(foreign)
-    except (TypeError, AttributeError, ValueError, pickle.PicklingError) as error:
-        why = str(error)
-    guilty = [name for name, part in state.items() if not _is_safe(part)]
-    message = (
-        f"the state of {', '.join(map(repr, guilty)) or 'this run'} cannot be in a checkpoint ({why}): state_dict() must return "
-        "tensors and plain values (numbers, strings, lists, tuples, dicts)"
-    )
-    raise CheckpointError(message)
+        future.set_result(save.run())
+    except BaseException as error:
+        future.set_exception(error)
 
 
-def _is_safe(part: Any) -> bool:
-    try:
-        torch.save(part, buffer := io.BytesIO())
-        buffer.seek(0)
-        return not get_unsafe_globals_in_checkpoint(buffer)
-    except (TypeError, AttributeError, ValueError, pickle.PicklingError):
-        return False
+def _nothing_saved() -> Future[Path | None]:
+    future: Future[Path | None] = Future()
+    future.set_result(None)
+    return future
 
 
-def _finite(value: Any) -> Any:
-    """Return plain values as JSON knows them: NaN and infinity are ``null``."""
-    if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def read_checkpoint(path: Path) -> StateDict:
-    """Read and verify a checkpoint; executes no code.
-
-    Raises:
-        CheckpointError: A file is missing, damaged, or of a format that this release does not know.
-    """
-    try:
-        manifest = json.loads((path / _MANIFEST).read_text(encoding="utf-8"))
-        if manifest["format"] != FORMAT:
-            message = f"{path / _MANIFEST}: format {manifest['format']!r} is not known; this release reads format {FORMAT}"
-            raise CheckpointError(message)
-        expected = manifest["files"][_STATE]["sha256"]
-        if _digest(path / _STATE) != expected:
-            message = f"{path / _STATE} is damaged: its SHA-256 digest differs from the one in {_MANIFEST}"
-            raise CheckpointError(message)
-        state: StateDict = torch.load(path / _STATE, map_location="cpu", weights_only=True)
-    except CheckpointError:
-        raise
-    except Exception as error:
-        message = f"cannot read the checkpoint {path}: {type(error).__name__}: {error}"
-        raise CheckpointError(message) from error
-    return state
-
-
-def list_checkpoints(folder: Path) -> list[Path]:
-    """Return the checkpoints in a folder, by step."""
-    found = [entry for entry in folder.iterdir() if _NAME.fullmatch(entry.name) and (entry / _MANIFEST).is_file()]
-    return sorted(found, key=_step_of)
-
-
-def _step_of(path: Path) -> int:
-    match = _NAME.fullmatch(_final_name(path))
-    return int(match[1]) if match else -1
-
-
-def _replace(temporary: Path, path: Path) -> None:
-    """Put a folder in its place; one that is there steps aside first, since a folder cannot be replaced in one go."""
-    aside = path.with_name(f".{path.name}{_ASIDE}")
-    _remove(aside)
-    if path.exists():
-        path.rename(aside)
-    try:
-        temporary.rename(path)
-    except BaseException:
-        if aside.exists():
-            aside.rename(path)
-        raise
-    shutil.rmtree(aside, ignore_errors=True)
-
-
-def _set_aside(folder: Path) -> list[Path]:
-    """Return what had stepped aside when a run was killed before the new one took its place."""
-    hidden = [entry for entry in folder.iterdir() if entry.name.endswith(_ASIDE) and _NAME.fullmatch(_final_name(entry))]
-    return [entry for entry in hidden if not (folder / _final_name(entry)).exists() and (entry / _MANIFEST).is_file()]
-
-
-def _final_name(path: Path) -> str:
-    """Return the name that a checkpoint has, or is to have, in its place."""
-    return path.name.removeprefix(".").removesuffix(_ASIDE).removesuffix(_TEMPORARY)
-
-
-def _recover(folder: Path) -> None:
-    """Clean up after a run that was killed while it wrote: put back what had stepped aside, remove what is half written."""
-    for aside in _set_aside(folder):
-        aside.rename(folder / _final_name(aside))
-    for entry in list(folder.iterdir()):
-        if entry.name.startswith(".") and entry.name.endswith((_ASIDE, _TEMPORARY)) and _NAME.fullmatch(_final_name(entry)):
-            shutil.rmtree(entry, ignore_errors=True)
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path)
-    elif path.exists() or path.is_symlink():
-        path.unlink()
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _digest(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+def _numbers(metrics: Metrics) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if isinstance(value, int | float) and not isinstance(value, bool)}
