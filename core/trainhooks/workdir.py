@@ -1,4 +1,8 @@
-"""The run folder: made, refused or taken over; what trainhooks creates in it is listed, so that nothing else is ever removed."""
+"""The run folder: made, refused or taken over, locked while a training runs, and recorded in ``run.json``.
+
+What trainhooks creates in it is listed there, so that nothing else is ever removed. The record is replaced as a whole, so a
+process that is killed leaves the one before.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,26 @@ import json
 import logging
 import os
 import shutil
+import threading
+import time
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
+from .durable import make_folder, replace_text, sync_folder
 from .errors import UsageError
+from .run_lock import LOCK, RunLock, holder
+from .run_record import RECORD, checkpoints_of, is_run, left_nothing, now, outcome_of, read_record
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
 log = logging.getLogger("trainhooks")
 
-MANIFEST: Final = "run.json"
+#: What is there before the first record is, and no sign of somebody else's folder.
+_PASSING: Final = (LOCK, f".{RECORD}.tmp")
+_AGES_S: Final = 1e10
+#: What a training that goes on keeps of the record before.
+_KEPT: Final = ("started", "resumed", "checkpoint", "best", "logs_begin")
 
 
 class RunFolder:
@@ -25,13 +41,22 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that the user chose
+        #: What ``run.json`` holds besides the list of files.
+        self.record: dict[str, Any] = {}
+        self._former: dict[str, Any] | None = None
         self._names: list[str] = []
-        self._open = False
+        self._known = False  # whether the list is this run's
+        self._adopts = False  # whether a former run's list is lost, so that what this run writes is taken for its own
+        self._lock = RunLock(self.path)
+        #: Whether a training is writing here now.
+        self.is_open = False
+        self._began, self._seconds_before = 0.0, 0.0
+        self._writing = threading.RLock()  # a checkpoint may be finished by another thread
 
     @property
     def is_run(self) -> bool:
-        """Whether a run has written here before."""
-        return (self.path / MANIFEST).is_file()
+        """Whether a run has written here before: there is its record, or at least a checkpoint."""
+        return is_run(self.path)
 
     def check(self, *, resume: bool, overwrite: bool) -> None:
         """Refuse a folder that this run must not write to; changes nothing.
@@ -39,8 +64,31 @@ class RunFolder:
         Raises:
             UsageError: With the path and the remedy.
         """
-        if self._open:
+        self._check_path()
+        if not self._lock.held and (who := holder(self.path)) is not None:
+            message = f"work_dir {self.path} is in use by {who}: wait for it, or name another folder"
+            raise UsageError(message)
+        if self._known or overwrite:
             return
+        if self.is_run and not resume and not left_nothing(self.path):
+            message = (
+                f"work_dir {self.path} holds a former run: resume it with --resume auto (train(resume='auto')), "
+                "replace it with --overwrite (overwrite=True), or name another folder"
+            )
+            raise UsageError(message)
+        try:
+            foreign = not self.is_run and self.path.is_dir() and any(one.name not in _PASSING for one in self.path.iterdir())
+        except OSError as error:
+            message = f"cannot read work_dir {self.path}: {error.strerror}"
+            raise UsageError(message) from None
+        if foreign:
+            message = (
+                f"work_dir {self.path} is not empty and holds no run of trainhooks: name another folder, or write beside "
+                "what is there with --overwrite (overwrite=True), which removes nothing that trainhooks did not make"
+            )
+            raise UsageError(message)
+
+    def _check_path(self) -> None:
         longest = max((len(os.fsencode(part)) for part in self.path.parts), default=0)
         if longest > 255:  # noqa: PLR2004 - NAME_MAX of every common file system
             message = f"work_dir {self.path}: a name in it has {longest} bytes, at most 255 are possible"
@@ -48,39 +96,103 @@ class RunFolder:
         if "\0" in str(self.path):
             message = f"work_dir {str(self.path)!r}: a path cannot hold a NUL character"
             raise UsageError(message)
-        above = next((one for one in (self.path, *self.path.parents) if one.exists()), None)
+        try:
+            above = next((one for one in (self.path, *self.path.parents) if one.exists()), None)
+        except OSError as error:
+            message = f"work_dir {self.path}: {error.strerror}; name another folder"
+            raise UsageError(message) from None
         if above is not None and not above.is_dir():
             message = f"work_dir {self.path}: {above} is a file; name a folder"
             raise UsageError(message)
-        if self.is_run and not resume and not overwrite and self._former_names() != []:
-            message = (
-                f"work_dir {self.path} holds a former run: resume it with --resume auto (train(resume='auto')), "
-                "replace it with --overwrite (overwrite=True), or name another folder"
-            )
-            raise UsageError(message)
-        if self.path.is_dir() and not self.is_run and any(self.path.iterdir()) and not overwrite:
-            message = (
-                f"work_dir {self.path} is not empty and holds no run of trainhooks: name another folder, or write beside "
-                "what is there with --overwrite (overwrite=True), which removes nothing that trainhooks did not make"
-            )
-            raise UsageError(message)
 
-    def open(self, *, resume: bool, overwrite: bool) -> None:
-        """Make the folder, or take it over from a former run."""
-        if self._open:
-            return
+    # --- Beginning and end of a training ---
+
+    def open(self, *, resume: bool, overwrite: bool, facts: Mapping[str, Any] | None = None) -> None:
+        """Make the folder, or take it over from a former run, and hold its lock until ``close``.
+
+        Args:
+            resume: Keep what a former run has made.
+            overwrite: Remove what a former run has made.
+            facts: What the record says of this run.
+
+        Raises:
+            UsageError: It cannot be made, or belongs to somebody else; nothing was changed then.
+        """
         self.check(resume=resume, overwrite=overwrite)
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            make_folder(self.path)
+            self._sync_above()
         except OSError as error:
             message = f"cannot make work_dir {self.path}: {error.strerror}"
             raise UsageError(message) from None
-        if self.is_run:
-            self._names = self._taken_over(resume=resume)
-            if not resume:
-                self._remove_former()
-        self._open = True
-        self._write()
+        locked = self._lock.acquire()
+        try:
+            self.check(resume=resume, overwrite=overwrite)  # another run may have come and gone meanwhile
+            former = read_record(self.path) if resume or self._known else None
+            if not self._known and self.is_run:
+                self._take_over(resume=resume)
+            self._known = True
+            kept: dict[str, Any] = {key: former[key] for key in _KEPT if key in former} if former is not None else {}
+            seconds = former.get("seconds") if former is not None else None
+            before = float(seconds) if isinstance(seconds, int | float) and 0 <= seconds < _AGES_S else 0.0
+            self._began, self._seconds_before = time.monotonic(), before
+            self._former = former
+            self.record = {**(facts or {}), **kept, "status": "running", "locked": locked}
+            self.is_open = True
+            self._write()
+        except BaseException as error:
+            self.is_open = False
+            self._lock.release()
+            if not isinstance(error, OSError):
+                raise
+            message = f"cannot write to work_dir {self.path}: {error.strerror}"
+            raise UsageError(message) from None
+
+    def _sync_above(self) -> None:
+        """Make the folder's name and those above it durable: a process that made them may have been killed before it did that."""
+        device = self.path.stat().st_dev
+        for one in self.path.parents:
+            if one.stat().st_dev != device:
+                return
+            if os.access(one, os.R_OK):
+                try:
+                    sync_folder(one)
+                except OSError as error:
+                    log.warning(
+                        "cannot sync the folder %s: %s; after a power cut it may lack what is new in it", one, error.strerror
+                    )
+
+    def update(self, made: str | None = None, **facts: Any) -> None:
+        """Change the record; that it cannot be written is a warning, since the run is worth more.
+
+        Args:
+            made: A file or folder that is the run's, listed if it is not yet.
+            facts: What is new.
+        """
+        with self._writing:
+            self.record.update(facts)
+            if made is not None and made not in self._names:
+                self._names.append(made)
+            if self.path.is_dir():
+                self._write_or_warn()
+
+    def close(self, **facts: Any) -> None:
+        """Write the record of a training that is over, and give the lock back."""
+        if not self.is_open:
+            return
+        try:
+            self.update(**{"status": "failed", **facts})
+        finally:
+            self.is_open = False
+            self._lock.release()
+
+    def abandon(self, **facts: Any) -> None:
+        """Close as if this run had not been: it could not restore what the former one has made, whose record stays."""
+        if self.is_open and self._former is not None:
+            self.record, facts = dict(self._former), {"status": self._former.get("status", "failed")}
+        self.close(**facts)
+
+    # --- Files ---
 
     def file(self, name: str) -> Path:
         """Return the path of a file or folder of this run, listed as its own.
@@ -92,73 +204,95 @@ class RunFolder:
         if ".." in Path(name).parts or Path(name).is_absolute():
             message = f"run_file({name!r}): must be a name inside the run folder"
             raise UsageError(message)
-        if not self._open:
-            self._join()
-        if not self.path.is_dir():
-            log.warning("the run folder %s was removed; it is made anew", self.path)
-            self.path.mkdir(parents=True)
-            self._names = []
-        if name not in self._names:
-            if path.exists():
-                message = f"{path} exists and was not made by trainhooks; move it away or name another work_dir"
-                raise UsageError(message)
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._names.append(name)
-            self._write()
+        if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
+            message = f"{path} is a link or no file, and was not made by trainhooks; move it away or name another work_dir"
+            raise UsageError(message)
+        with self._writing:
+            if not self._known:
+                self._join()
+            if not self.path.is_dir():
+                self._remake()
+            if name not in self._names:
+                if path.exists() and not self._adopts:
+                    message = f"{path} exists and was not made by trainhooks; move it away or name another work_dir"
+                    raise UsageError(message)
+                make_folder(path.parent)
+                self._names.append(name)
+                self._write_or_warn()
         return path
+
+    def forget(self, name: str) -> None:
+        """Take a name off the list, when its file has been removed; while a training runs the next change writes that too."""
+        with self._writing:
+            if name in self._names:
+                self._names.remove(name)
+                if not self.is_open:
+                    self._write_or_warn()
 
     def _join(self) -> None:
         """Write beside what a former run made, for an evaluation or prediction, which opens no folder; keep its list."""
         if self.is_run:
-            self._names = self._taken_over(resume=True)
+            self.record = read_record(self.path) or {}
+            names = self._former_names()
+            self._names = names if names is not None else self._found_names()
         elif not self.path.is_dir():
             self.path.mkdir(parents=True)
-            self._open = True
+            self._known = True
 
-    def forget(self, name: str) -> None:
-        """Take a name off the list, when its file has been removed."""
-        if name in self._names:
-            self._names.remove(name)
-            self._write()
+    def _remake(self) -> None:
+        log.warning("the run folder %s was removed; it is made anew", self.path)
+        make_folder(self.path)
+        self._names = []
+        if self._lock.held:
+            self._lock.release()
+            self._lock.acquire()
 
     def _former_names(self) -> list[str] | None:
-        """Return what the former run lists as its own, or ``None`` where its list is damaged."""
-        try:
-            names = json.loads((self.path / MANIFEST).read_text(encoding="utf-8"))["files"]
-        except (ValueError, KeyError, TypeError):
-            return None
+        """Return what the former run lists as its own, or ``None`` where its list is lost."""
+        names = (read_record(self.path) or {}).get("files")
         return [str(name) for name in names] if isinstance(names, list) else None
 
-    def _taken_over(self, *, resume: bool) -> list[str]:
+    def _found_names(self) -> list[str]:
+        """Return what is certain to be a former run's where its list is lost; what this run writes will be its own."""
+        what = "is missing or damaged; the checkpoints, and what this run writes, are taken for the run's own"
+        log.warning("%s %s", self.path / RECORD, what)
+        self._adopts = True
+        return [f"checkpoints/{path.name}" for path in checkpoints_of(self.path)]
+
+    def _take_over(self, *, resume: bool) -> None:
         names = self._former_names()
-        if names is None and not resume:
+        if resume:
+            self._names = names if names is not None else self._found_names()
+            return
+        if names is None:
             message = (
-                f"{self.path / MANIFEST} is damaged, so it is not known what the former run made: remove {self.path} "
+                f"{self.path / RECORD} is damaged or missing, so it is not known what the former run made: remove {self.path} "
                 "yourself, or name another folder"
             )
             raise UsageError(message)
-        if names is None:
-            log.warning("%s is damaged; everything in the folder is taken for the former run's", self.path / MANIFEST)
-            folder = self.path / "checkpoints"
-            inside = [f"checkpoints/{entry.name}" for entry in folder.iterdir()] if folder.is_dir() else []
-            names = inside + [entry.name for entry in self.path.iterdir() if entry.name not in (MANIFEST, folder.name)]
-        return names
+        if names:
+            log.info("replacing the former run in %s (%s)", self.path, outcome_of(read_record(self.path) or {}, running=False))
+        self._names = names
+        self._remove_former()
+
+    def _write_or_warn(self) -> None:
+        try:
+            self._write()
+        except OSError as error:
+            log.warning("cannot update %s: %s; it is tried again with the next change", self.path / RECORD, error.strerror)
 
     def _write(self) -> None:
-        self.path.mkdir(parents=True, exist_ok=True)
-        temporary = self.path / f".{MANIFEST}.tmp"
-        with temporary.open("w", encoding="utf-8") as file:
-            json.dump({"format": 1, "files": self._names}, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())  # else a power cut may leave an empty list under the final name
-        temporary.replace(self.path / MANIFEST)
+        if self.is_open:
+            self.record["seconds"] = round(self._seconds_before + time.monotonic() - self._began, 1)
+            self.record["updated"] = now()
+        text = json.dumps({"format": 1, **self.record, "files": self._names}, indent=1, allow_nan=False)
+        replace_text(self.path / RECORD, text)
 
     def _remove_former(self) -> None:
         """Remove what the former run's list names, never through a link, and folders that this leaves empty."""
+        self._names = [name for name in self._names if self._is_inside(name)]
         for name in self._names:
             path = self.path / name
-            if ".." in Path(name).parts or Path(name).is_absolute():
-                continue
             if path.is_symlink() or path.is_file():
                 path.unlink()
             elif path.is_dir():
@@ -167,3 +301,15 @@ class RunFolder:
             if parent.is_dir() and not any(parent.iterdir()):
                 parent.rmdir()
         self._names = []
+
+    def _is_inside(self, name: str) -> bool:
+        """Return whether a name of a list, which somebody may have edited, is that of something within this folder."""
+        parts = Path(name).parts
+        if not parts or ".." in parts or "\0" in name or Path(name).is_absolute():
+            return False
+        if max(len(os.fsencode(part)) for part in parts) > 255:  # noqa: PLR2004 - see above
+            return False
+        if any((self.path / Path(*parts[:count])).is_symlink() for count in range(1, len(parts))):
+            log.warning("%s is behind a link: it is not removed", self.path / name)
+            return False
+        return True

@@ -7,6 +7,7 @@ import torch
 
 from trainhooks import DataError, hookimpl
 from trainhooks_builtins import Checkpoint, EarlyStopping, Evaluation
+from trainhooks_builtins.checkpoint import read_checkpoint
 
 
 class Measures:
@@ -22,7 +23,7 @@ class Measures:
 
 
 def saved(folder, step):
-    return torch.load(folder / "checkpoints" / f"step-{step:08d}" / "state.pt", weights_only=True)
+    return read_checkpoint(folder / "checkpoints" / f"step-{step:08d}")
 
 
 class TestES01:

@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from trainhooks import DataError, Trainer, UsageError, hookimpl
 from trainhooks_builtins import Checkpoint, Evaluation
+from trainhooks_builtins.checkpoint import read_checkpoint
 
 
 def evals(recorder):
@@ -249,7 +250,7 @@ class TestEV04:
         with pytest.raises(OSError, match="data is gone"):
             trainer.train()
         saved = tmp_path / "run" / "checkpoints" / "step-00000005"
-        assert torch.load(saved / "state.pt", weights_only=True)["model"]["w"].item() == -5.0
+        assert read_checkpoint(saved)["model"]["w"].item() == -5.0
         assert evals(listener) == []
 
         listener.calls.clear()
@@ -283,7 +284,7 @@ class TestEV04:
 
         with pytest.raises(OSError, match="no space left"):
             trainer().train()
-        saved = torch.load(tmp_path / "run" / "checkpoints" / "step-00000005" / "state.pt", weights_only=True)
+        saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "step-00000005")
         assert saved["model"]["w"].item() == -5.0
         listener.calls.clear()
         assert trainer().train(resume="auto").step == 10
@@ -313,7 +314,7 @@ class TestEV04:
 
         with pytest.raises(OSError, match="no data"):
             trainer().train()
-        saved = torch.load(tmp_path / "run" / "checkpoints" / "step-00000010" / "state.pt", weights_only=True)
+        saved = read_checkpoint(tmp_path / "run" / "checkpoints" / "step-00000010")
         assert saved["model"]["w"].item() == -10.0
         listener.calls.clear()
         trainer().train(resume="auto")

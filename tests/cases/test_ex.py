@@ -259,7 +259,7 @@ class TestEX06:
                 self.seen = (trainer.outcome.status, trainer.outcome.reason)
                 if trainer.outcome.status == "completed":
                     for path in (trainer.work_dir / "checkpoints").iterdir():
-                        (path / "state.pt").unlink()
+                        (path / "state.json").unlink()
 
         backup = Backup()
         # The batch of it 5 is NaN. One checkpoint each it; the fifth never comes to its place.
@@ -290,10 +290,14 @@ class TestEX06:
 def test_ex_02_and_built_ins_with_a_full_disk(make_trainer, tmp_path, monkeypatch):
     """All built-ins on; the disk is full from the first save on: one error with the path, everything closed."""
 
-    def full(*args, **kwargs):
-        raise OSError(28, "No space left on device")
+    mkdir = Path.mkdir
 
-    monkeypatch.setattr(torch, "save", full)
+    def full(path, *args, **kwargs):
+        if path.suffix == ".tmp":
+            raise OSError(28, "No space left on device")
+        mkdir(path, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "mkdir", full)
     plugins = [Timer(), LR(), Evaluation(), Checkpoint(), MetricsLog(), Progress(style="lines")]
     trainer = make_trainer(plugins, val=(1.0,), max_epochs=2, work_dir=tmp_path / "run")
     before = {**snapshot(trainer), "state": None}

@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 
 import pytest
 
@@ -31,6 +32,10 @@ NAMES = [
     "a=b",
     "--",
 ]
+
+
+#: What a checkpoint consists of.
+SAVED = ("", "/manifest.json", "/state.json", "/tensors.safetensors")
 
 
 def checkpoints(work_dir):
@@ -94,9 +99,15 @@ class TestPT01:
         assert list(tmp_path.iterdir()) == []
 
     @pytest.mark.parametrize("name", ["-x", "run[1]", "--", "a=b", "$HOME", " lead"])
-    def test_pt_01_on_the_command_line(self, project, name):
+    def test_pt_01_on_the_command_line(self, project, name, monkeypatch, capsys):
         assert command("train", project, f"--set=work_dir={project / name}") == 0
         assert checkpoints(project / name) == ["step-00000002", "step-00000004"]
+        monkeypatch.chdir(project)
+        capsys.readouterr()
+        assert command("runs", "--json", "--", name) == 0
+        assert json.loads(capsys.readouterr().out)["path"] == str(project / name)
+        assert command("runs", "--json", ".") == 0
+        assert [(row["run"], row["outcome"]) for row in json.loads(capsys.readouterr().out)] == [(name, "completed")]
 
     def test_pt_01_a_target_with_a_leading_dash(self, project, tmp_path, monkeypatch):
         (tmp_path / "-p").mkdir()
@@ -162,7 +173,7 @@ class TestPT02:
         parts = [Evaluation(every_steps=2), Measures(), Checkpoint(every_steps=2, best=name, mode="min"), MetricsLog()]
         make_trainer(parts, val=(1.0,), max_steps=4, work_dir=folder).train()
         found = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*")}
-        saved = {f"run/checkpoints/step-0000000{step}{file}" for step in (2, 4) for file in ("", "/state.pt", "/manifest.json")}
+        saved = {f"run/checkpoints/step-0000000{step}{file}" for step in (2, 4) for file in SAVED}
         assert found == {"run", "run/checkpoints", "run/run.json", "run/metrics.csv", "run/metrics.jsonl", *saved}
         manifest = json.loads((folder / "checkpoints" / "step-00000004" / "manifest.json").read_text(encoding="utf-8"))
         assert manifest["metrics"][name] == 0.25
@@ -174,6 +185,33 @@ class TestPT02:
         assert command("train", project, "--set", f"work_dir={folder}") == 0
         for path in (folder, *(folder / "checkpoints").iterdir()):
             assert command("evaluate", project, "--checkpoint", path) == 0
+
+    @pytest.mark.parametrize("name", ["val=1.0,a b[2]", "a/b=c", "x'y", "line\nbreak", "$HOME"])
+    def test_pt_02_a_shell_takes_what_the_list_of_runs_printed(self, project, name, capsys, monkeypatch):
+        monkeypatch.chdir(project)
+        assert command("train", f"--set=work_dir={json.dumps(f'runs/{name}')}") == 0
+        capsys.readouterr()
+        assert command("runs") == 0
+        line = capsys.readouterr().out.splitlines()[1]
+        typed = line[: line.index("  completed")]
+        shell = ["bash", "-c", f"printf %s runs/{typed}"]
+        path = subprocess.run(shell, capture_output=True, check=True, text=True).stdout
+        assert path == f"runs/{name}"
+        assert command("evaluate", "--checkpoint", path) == 0
+
+    @pytest.mark.parametrize("metric", METRICS)
+    def test_pt_02_the_record_of_the_run_has_the_metric_as_it_is(self, make_trainer, tmp_path, metric):
+        class Measures:
+            @hookimpl
+            def eval_step(self, trainer):
+                return {metric: 1.0 / trainer.step}
+
+        name = f"val/{metric}"
+        parts = [Evaluation(every_steps=2), Measures(), Checkpoint(every_steps=2, best=name, mode="min")]
+        make_trainer(parts, val=(1.0,), max_steps=4, work_dir=tmp_path / "run").train()
+        record = json.loads((tmp_path / "run" / "run.json").read_text(encoding="utf-8"))
+        assert record["best"][name] == {"value": 0.25, "mode": "min", "step": 4}
+        assert record["metrics"][name] == 0.25
 
 
 class TestPT04:
@@ -216,6 +254,9 @@ class TestPT04:
         assert [text for text in messages() if "was removed" in text] == [
             f"the run folder {tmp_path / 'out'} was removed; it is made anew"
         ]
+        record = json.loads((tmp_path / "out" / "run.json").read_text())
+        assert (record["status"], record["step"], record["checkpoint"]) == ("completed", 6, "checkpoints/step-00000006")
+        assert not (tmp_path / "out" / "run.lock").exists()
 
     def test_pt_04_a_relative_checkpoint_to_resume_from(self, tmp_path, monkeypatch, make_trainer):
         monkeypatch.chdir(tmp_path)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import trainhooks_builtins
 from trainhooks import Trainer, UsageError, hookimpl
-from trainhooks_builtins import LR, Checkpoint, Evaluation, MetricsLog, Progress, Timer
+from trainhooks_builtins import LR, Checkpoint, CrashReport, Evaluation, MetricsLog, Progress, Timer
 
 
 def resources():
@@ -110,7 +110,7 @@ class Wraps:
 
 BUILT_INS = {
     "bare": list,
-    "built-ins": lambda: [Timer(), Evaluation(), MetricsLog(), Progress(style="lines"), Checkpoint()],
+    "built-ins": lambda: [Timer(), Evaluation(), MetricsLog(), Progress(style="lines"), Checkpoint(), CrashReport()],
     "wrappers": lambda: [Wraps()],
 }
 #: The others, with what they need here; those that need images, several weights, a loss function or a server have tests of their own.
@@ -176,7 +176,7 @@ class TestTR01:
 class TestTR02:
     """One plugin object in two trainers."""
 
-    @pytest.mark.parametrize("make", [MetricsLog, Evaluation, Checkpoint, Timer, Progress])
+    @pytest.mark.parametrize("make", [MetricsLog, Evaluation, Checkpoint, CrashReport, Timer, Progress])
     def test_tr_02_is_refused_by_name(self, make_trainer, make):
         plugin = make()
         first = make_trainer([plugin])
@@ -200,6 +200,23 @@ class TestTR02:
             for name in ("a", "b")
         }
         assert steps == {"a": ["step", "1", "2", "3"], "b": ["step", "1", "2", "3", "4"]}
+
+    @pytest.mark.parametrize("overwrite", [False, True])
+    def test_tr_02_two_trainers_do_not_write_to_one_folder(self, make_trainer, tmp_path, overwrite):
+        """B inside a hook of A is refused before anything changes; afterwards the folder is free."""
+        seen = []
+
+        class Nested:
+            @hookimpl
+            def after_step(self, trainer):
+                before = {path.name: path.read_bytes() for path in trainer.work_dir.iterdir()}
+                with pytest.raises(UsageError, match="in use by another Trainer of this process"):
+                    make_trainer([MetricsLog], work_dir=tmp_path / "a", overwrite=overwrite).train()
+                seen.append(before == {path.name: path.read_bytes() for path in trainer.work_dir.iterdir()})
+
+        make_trainer([Nested], max_steps=2, work_dir=tmp_path / "a").train()
+        assert seen == [True, True]
+        make_trainer(max_steps=1, work_dir=tmp_path / "a", overwrite=True).train()
 
     def test_tr_02_a_trainer_is_not_entered_twice(self, make_trainer):
         class Again:
@@ -244,7 +261,7 @@ def states_of_the_generators():
 
 
 def all_built_ins():
-    return [Timer(), LR(), Evaluation(), Checkpoint(every_steps=1), MetricsLog(), Progress(style="lines")]
+    return [Timer(), LR(), Evaluation(), Checkpoint(every_steps=1), MetricsLog(), Progress(style="lines"), CrashReport()]
 
 
 class TestTR04:

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from trainhooks import OptionError, Trainer, UsageError, hookimpl
 from trainhooks_builtins import EMA, Checkpoint, EarlyStopping, Evaluation
+from trainhooks_builtins.checkpoint import read_checkpoint
 
 
 class Measures:
@@ -300,9 +301,7 @@ class TestResume:
         assert (outcome.status, outcome.step, stopping.rule.best_step) == ("stopped", 5, 2)
         assert torch.equal(second.model.w, whole.model.w)
         assert second.model.w.item() == -2.0  # the best, which the resumed run never saw when cut >= 2
-        states = [
-            torch.load(tmp_path / run / "checkpoints/step-00000005/state.pt", weights_only=True) for run in ("whole", "cut")
-        ]
+        states = [read_checkpoint(tmp_path / run / "checkpoints/step-00000005") for run in ("whole", "cut")]
         one, other = (state["plugins/early_stopping"] for state in states)
         assert one.pop("weights") == other.pop("weights") == {"w": torch.tensor(-2.0, dtype=torch.float64)}
         assert one == other

@@ -534,7 +534,7 @@ class TestTogether:
     def test_with_swa_each_keeps_its_own_and_swa_is_evaluated_in_its_part(self, make_trainer, tmp_path, order):
         from trainhooks_builtins.checkpoint import read_checkpoint
 
-        path = tmp_path / "kept" / "step-00000004"
+        path = tmp_path / "kept" / "three"
         path.parent.mkdir()
         ema, swa = EMA(decay=0.9), SWA(start=0.5, every_updates=1)
 

@@ -49,6 +49,44 @@ def test_one_row_and_line_for_each_flush(make_trainer, tmp_path):
     ]
 
 
+class FailsAfterEpoch:
+    """Logs something more at the end of an epoch, as an evaluation does, and fails at the end of epoch ``at``."""
+
+    def __init__(self, at=None):
+        self.at = at
+
+    @hookimpl
+    def after_train_epoch(self, trainer):
+        trainer.log("more", 1.0)
+        trainer.flush()
+
+    @hookimpl
+    def after_epoch(self, epoch):
+        if epoch == self.at:
+            message = "as the test wants it"
+            raise RuntimeError(message)
+
+
+def test_each_record_once_in_a_folder_that_a_run_went_on_in(make_trainer, tmp_path):
+    """2 epochs of 5 in one folder, the next in another, where it fails after its checkpoint and goes on: 5 + 1 records an epoch."""
+
+    def part(folder, epochs, resume=None, at=None):
+        plugins = [Logs(lambda n: {"a": float(n)}), MetricsLog(), Checkpoint(every_steps=5, at_end=False), FailsAfterEpoch(at)]
+        settings = {"max_steps": None, "max_epochs": epochs, "steps_per_epoch": 5, "log_every_steps": 1}
+        trainer = make_trainer(plugins, work_dir=tmp_path / folder, **settings)
+        return trainer.train(resume=resume)
+
+    part("first", 1)
+    with pytest.raises(RuntimeError, match="as the test wants it"):
+        part("second", 3, tmp_path / "first" / "checkpoints" / "step-00000005", at=1)
+    part("second", 3, "auto")
+    wanted = [5, *range(6, 11), 10, *range(11, 16), 15]
+    assert [int(row["step"]) for row in rows(tmp_path / "second")] == wanted
+    assert [line["step"] for line in lines(tmp_path / "second")] == wanted
+    part("second", 4, "auto")
+    assert [int(row["step"]) for row in rows(tmp_path / "second")] == [*wanted, *range(16, 21), 20]
+
+
 def test_lg_05_a_later_column_and_a_resume(make_trainer, tmp_path):
     """5 rows, stopped, resumed to 8; ``b`` from 4 on: one header, 8 rows, empty cells before 4."""
 

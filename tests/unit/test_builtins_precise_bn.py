@@ -6,6 +6,7 @@ from torch import nn
 
 from trainhooks import OptionError, Trainer, hookimpl
 from trainhooks_builtins import Accumulate, Checkpoint, Evaluation, PreciseBN
+from trainhooks_builtins.checkpoint import read_checkpoint
 
 VALUES = ([1.0, 3.0], [2.0, 6.0], [4.0, 4.0])
 MEAN = (2 + 4 + 4) / 3
@@ -114,7 +115,7 @@ def test_the_checkpoint_has_them(tmp_path):
 
     trainer = make(Ends(), PreciseBN(), Checkpoint(), work_dir=tmp_path / "run")
     trainer.train()
-    state = torch.load(tmp_path / "run/checkpoints/step-00000003/state.pt", weights_only=True)
+    state = read_checkpoint(tmp_path / "run/checkpoints/step-00000003")
     assert state["model"]["norm.running_mean"].item() == pytest.approx(MEAN)
 
 

@@ -22,6 +22,7 @@ else:
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 PLUGINS = {**PROJECT["entry-points"]["trainhooks"], **PROJECT["entry-points"]["trainhooks.optional"]}
+COMMANDS = PROJECT["entry-points"]["trainhooks.commands"]
 PACKAGES = (trainhooks, trainhooks_builtins)
 
 
@@ -62,7 +63,8 @@ def test_all_is_complete():
 
 def test_every_builtin_is_a_public_class_with_an_entry_point_of_its_module_s_name():
     modules = {module.name for module in pkgutil.iter_modules(trainhooks_builtins.__path__) if not module.name.startswith("_")}
-    assert set(PLUGINS) == modules
+    commands = {value.partition(":")[0].removeprefix("trainhooks_builtins.") for value in COMMANDS.values()}
+    assert set(PLUGINS) == modules - commands
     classes = {value.removeprefix(f"trainhooks_builtins.{name}:") for name, value in PLUGINS.items()}
     assert classes == set(trainhooks_builtins.__all__)
 
@@ -83,7 +85,7 @@ def test_every_builtin_can_be_loaded_and_says_what_it_is(name):
 
 
 def test_what_is_installed_advertises_what_pyproject_says():
-    for group in ("trainhooks", "trainhooks.optional"):
+    for group in ("trainhooks", "trainhooks.optional", "trainhooks.commands"):
         points = importlib_metadata.distribution("trainhooks").entry_points.select(group=group)
         assert {point.name: point.value for point in points} == PROJECT["entry-points"][group]
 

@@ -11,16 +11,21 @@ from typing import Any, Final
 import click
 from importlib_metadata import entry_points
 
-from trainhooks.errors import PluginImportError
+from trainhooks.errors import PluginImportError, Terminated
 
 _COMMANDS: Final = {
     "plugins": ("listing", "List every plugin: its state and why, distribution and version."),
-    "hooks": ("hooks", "Show the loop with its hooks, or one hook and who implements it."),
+    "hooks": ("hooks", "Show the loop with its hooks, or who implements one of them."),
     "train": ("train", "Train what a trainconf.py or a Trainer describes."),
     "evaluate": ("inference", "Evaluate a checkpoint."),
     "predict": ("inference", "Predict with a checkpoint."),
     "trace": ("trace", "Run a few real steps and show every hook call with its time."),
+    "runs": ("runs", "List the runs below a folder, or show one of them."),
     "init": ("init", "Write a starter trainconf.py that trains at once."),
+}
+#: Help lines of the commands that this distribution brings as plugins may, so that ``--help`` need not import them.
+_BUILT_IN: Final = {
+    "checkpoints": "List, verify, prune, pin and export the checkpoints of a run.",
 }
 
 
@@ -36,29 +41,27 @@ class _LazyGroup(click.Group):
     """Knows the names and help lines of its commands without importing them; plugins bring commands of their own."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return [*_COMMANDS, *sorted({point.name for point in entry_points(group="trainhooks.commands")} - set(_COMMANDS))]
+        return [*_COMMANDS, *(name for name in _found() if name not in _COMMANDS)]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in _COMMANDS:
             module = import_module(f"{__name__}.{_COMMANDS[cmd_name][0]}")
             command: click.Command = getattr(module, cmd_name)
             return command
-        for point in entry_points(group="trainhooks.commands"):
-            if point.name == cmd_name:
-                return _plugin_command(point)
-        return None
+        point = _found().get(cmd_name)
+        return _plugin_command(point) if point is not None else None
 
     def invoke(self, ctx: click.Context) -> None:
         try:
             super().invoke(ctx)
-        except (EOFError, OSError, KeyboardInterrupt) as error:
+        except (EOFError, OSError, KeyboardInterrupt, Terminated) as error:
             raise _Passed(error) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        own = [(name, text) for name, (_, text) in _COMMANDS.items()]
-        others = [(name, "(from a plugin)") for name in self.list_commands(ctx) if name not in _COMMANDS]
+        rows = [(name, text) for name, (_, text) in _COMMANDS.items()]
+        rows += [(name, _help_line(point)) for name, point in _found().items() if name not in _COMMANDS]
         with formatter.section("Commands"):
-            formatter.write_dl(own + others)
+            formatter.write_dl(rows)
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
         try:
@@ -68,6 +71,24 @@ class _LazyGroup(click.Group):
 
             hint = suggestion(args[0], self.list_commands(ctx))
             raise click.UsageError(f"{error.message.rstrip('.')}{hint}", ctx) from None
+
+
+def _found() -> dict[str, Any]:
+    """Return the entry points of commands by name: sorted, those of this distribution first, whose names nobody else can take."""
+    points: dict[str, Any] = {}
+    for point in sorted(
+        entry_points(group="trainhooks.commands"), key=lambda one: (not _is_ours(one), one.name, one.dist.name)
+    ):
+        points.setdefault(point.name, point)
+    return points
+
+
+def _is_ours(point: Any) -> bool:
+    return point.name in _BUILT_IN and bool(point.dist.name == "trainhooks")
+
+
+def _help_line(point: Any) -> str:
+    return _BUILT_IN[point.name] if _is_ours(point) else f"(from {point.dist.name} {point.dist.version})"
 
 
 def _plugin_command(point: Any) -> click.Command:
@@ -103,7 +124,7 @@ def cli() -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 the training failed, 2 wrong usage, 3 a broken plugin, 130 interrupted."""
+    """Run the command line and exit: 0 done, 1 the training failed, 2 wrong usage, 3 a broken plugin, 128 + n ended by signal n."""
     _let_any_path_be_printed()
     try:
         code = cli.main(args=arguments, prog_name="trainhooks", standalone_mode=False)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from trainhooks.errors import OptionError, PluginError, PluginImportError, TrainhooksError
+from trainhooks.errors import OptionError, PluginError, PluginImportError, Terminated, TrainhooksError
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -29,10 +29,10 @@ def report(error: BaseException) -> int:
         return error.exit_code
     if isinstance(error, click.exceptions.Abort):  # out of a prompt
         return _INTERRUPTED
-    if isinstance(error, KeyboardInterrupt):
-        click.echo("trainhooks: interrupted", err=True)
+    if isinstance(error, KeyboardInterrupt | Terminated):
+        click.echo(f"trainhooks: {'interrupted' if isinstance(error, KeyboardInterrupt) else f'ended by {error}'}", err=True)
         _show_notes([note for note in getattr(error, "__notes__", ()) if not note.startswith("raised in ")])
-        return _INTERRUPTED
+        return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 128 + error.signum
     if isinstance(error, BrokenPipeError) and _stdout_is_gone():
         return _BROKEN_PIPE
     if isinstance(error, TrainhooksError):

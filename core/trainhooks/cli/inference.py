@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trainhooks.cli.output import as_json
+from trainhooks.cli.output import as_json, pasted
 from trainhooks.cli.target import make_trainer, run_options
 from trainhooks.errors import UsageError
+
+if TYPE_CHECKING:
+    from trainhooks import Trainer
+
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def checkpoint_options(command: F) -> F:
+    """Add ``--checkpoint`` and what says which one of a run."""
+    for option in (
+        click.option("--best-by", metavar="METRIC", help="The best by this metric as of each checkpoint (min:NAME, max:NAME)."),
+        click.option("--best", is_flag=True, help="Of a run folder the best, by what the run recorded (checkpoint.best)."),
+        click.option(
+            "--checkpoint", required=True, type=click.Path(path_type=Path), help="A checkpoint, or a run folder for its newest."
+        ),
+    ):
+        command = option(command)
+    return command
 
 
 @click.command()
 @run_options
-@click.option(
-    "--checkpoint", required=True, type=click.Path(path_type=Path), help="A checkpoint, or a run folder for its newest."
-)
+@checkpoint_options
 @click.option("--split", default="val", show_default=True, help="Which loader.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print the metrics as JSON.")
-def evaluate(target: str, checkpoint: Path, split: str, json_wanted: bool, **chosen: Any) -> None:
+def evaluate(
+    target: str, checkpoint: Path, best: bool, best_by: str | None, split: str, json_wanted: bool, **chosen: Any
+) -> None:
     """Evaluate a checkpoint of what TARGET describes; writes nothing."""
-    metrics = _trainer(target, checkpoint, chosen).evaluate(split, checkpoint=checkpoint)
+    trainer, checkpoint = _prepared(target, checkpoint, best, best_by, chosen)
+    metrics = trainer.evaluate(split, checkpoint=checkpoint)
     if json_wanted:
         click.echo(as_json(metrics))
         return
@@ -31,20 +52,28 @@ def evaluate(target: str, checkpoint: Path, split: str, json_wanted: bool, **cho
 
 @click.command()
 @run_options
-@click.option(
-    "--checkpoint", required=True, type=click.Path(path_type=Path), help="A checkpoint, or a run folder for its newest."
-)
+@checkpoint_options
 @click.option("--split", default="test", show_default=True, help="Which loader.")
 @click.option(
     "--output", type=click.Path(path_type=Path), help="Save the predictions here with torch.save, instead of printing."
 )
 @click.option("--json", "json_wanted", is_flag=True, help="Print one JSON line for each batch.")
-def predict(target: str, checkpoint: Path, split: str, output: Path | None, json_wanted: bool, **chosen: Any) -> None:
+def predict(
+    target: str,
+    checkpoint: Path,
+    best: bool,
+    best_by: str | None,
+    split: str,
+    output: Path | None,
+    json_wanted: bool,
+    **chosen: Any,
+) -> None:
     """Predict with a checkpoint of what TARGET describes."""
     if output is not None and not output.absolute().parent.is_dir():
         message = f"--output {output}: there is no folder {output.absolute().parent}"
         raise UsageError(message)
-    outputs = _trainer(target, checkpoint, chosen).predict(split, checkpoint=checkpoint)
+    trainer, checkpoint = _prepared(target, checkpoint, best, best_by, chosen)
+    outputs = trainer.predict(split, checkpoint=checkpoint)
     if output is not None:
         import torch
 
@@ -55,8 +84,20 @@ def predict(target: str, checkpoint: Path, split: str, output: Path | None, json
         click.echo(as_json(one) if json_wanted else one)
 
 
-def _trainer(target: str, checkpoint: Path, chosen: dict[str, Any]) -> Any:
+def _prepared(target: str, checkpoint: Path, best: bool, best_by: str | None, chosen: dict[str, Any]) -> tuple[Trainer, Path]:
+    """Return the trainer and the checkpoint that is meant."""
     if not checkpoint.exists():
         message = f"--checkpoint {checkpoint}: there is no checkpoint at {checkpoint.absolute()}"
         raise UsageError(message)
-    return make_trainer(target, **chosen)
+    trainer = make_trainer(target, **chosen)
+    if not best and best_by is None:
+        return trainer, checkpoint
+    find_best = getattr(trainer.plugins.get("checkpoint"), "find_best", None)  # the format is the plugin's
+    if find_best is None:
+        message = (
+            f"--best: no plugin of this run knows which checkpoint of {checkpoint} is the best; name one with --checkpoint"
+        )
+        raise UsageError(message)
+    path, why = find_best(checkpoint, best_by)
+    click.echo(f"trainhooks: the best checkpoint is {pasted(path)}: {why}", err=True)
+    return trainer, path

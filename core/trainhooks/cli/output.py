@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import shlex
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from pathlib import Path
 
 
 def as_json(value: Any, indent: int | None = None) -> str:
@@ -33,3 +36,22 @@ def table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     widths = [max(len(column), *(len(line[i]) for line in cells)) if cells else len(column) for i, column in enumerate(columns)]
     lines = [list(columns), *cells]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def pasted(path: Path | str) -> str:
+    """Return a path on one line, as a shell takes it back: quoted where it must be, never to be read as an option."""
+    text = str(path)
+    if text.startswith("-"):
+        text = f"./{text}"
+    if text.isprintable():
+        return shlex.quote(text)
+    return "$'" + "".join(map(_escaped, text)) + "'"
+
+
+def _escaped(character: str) -> str:
+    """Return a character inside of ``$'...'``."""
+    if character in "\\'":
+        return f"\\{character}"
+    if character.isprintable():
+        return character
+    return "".join(f"\\{byte:03o}" for byte in os.fsencode(character))  # a byte that is no text is a surrogate here

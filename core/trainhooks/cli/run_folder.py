@@ -9,6 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from trainhooks.run_record import RECORD, is_run
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -21,14 +23,15 @@ def run_folder(config: Config, directory: Path, resume: str | None) -> Path | No
         return None
     if resume not in (None, "auto"):
         path = Path(str(resume)).absolute()
-        for folder in (path, *path.parents):
-            if (folder / "run.json").is_file():
-                return folder
+        above = (path, *path.parents)
+        recorded = (folder for folder in above if (folder / RECORD).is_file())
+        if (found := next(recorded, None) or next((folder for folder in above[:3] if is_run(folder)), None)) is not None:
+            return found
     given = config.settings.get("name")
     name = _file_name(str(given.value) if given is not None else directory.absolute().name)
     runs = Path("runs")
     if resume == "auto" and runs.is_dir():
-        former = [path for path in runs.iterdir() if _stamp(path.name, name) and (path / "run.json").is_file()]
+        former = [path for path in runs.iterdir() if _stamp(path.name, name) and is_run(path)]
         if former:
             return max(former, key=lambda path: _stamp(path.name, name))
     stamp = time.strftime("%Y%m%d-%H%M%S")
@@ -46,8 +49,8 @@ def removed_if_unused(folder: Path | None) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if made and made[0].is_dir() and [path.name for path in made[0].iterdir()] == ["run.json"]:
-            (made[0] / "run.json").unlink()
+        if made and made[0].is_dir() and [path.name for path in made[0].iterdir()] == [RECORD]:
+            (made[0] / RECORD).unlink()
             for one in made:
                 with suppress(OSError):  # somebody else's run may be there by now
                     one.rmdir()

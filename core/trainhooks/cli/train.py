@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainhooks.cli.output import as_json
-from trainhooks.cli.runs import removed_if_unused, run_folder
+from trainhooks.cli.run_folder import removed_if_unused, run_folder
 from trainhooks.cli.target import directory_of, is_reference, make_trainer, read_config, run_options
 from trainhooks.errors import UsageError, add_note
 

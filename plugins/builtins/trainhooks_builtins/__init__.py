@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .clip import Clip as Clip
     from .closure import Closure as Closure
     from .compile import Compile as Compile
+    from .crash_report import CrashReport as CrashReport
     from .cutmix import Cutmix as Cutmix
     from .early_stopping import EarlyStopping as EarlyStopping
     from .ema import EMA as EMA
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from .remote_monitor import RemoteMonitor as RemoteMonitor
     from .sampler import Sampler as Sampler
     from .seed import Seed as Seed
+    from .signals import Signals as Signals
+    from .slurm import Slurm as Slurm
     from .spike import Spike as Spike
     from .starvation import Starvation as Starvation
     from .summary import Summary as Summary
@@ -56,6 +59,7 @@ __all__ = [
     "Clip",
     "Closure",
     "Compile",
+    "CrashReport",
     "Cutmix",
     "EarlyStopping",
     "Evaluation",
@@ -79,6 +83,8 @@ __all__ = [
     "RemoteMonitor",
     "Sampler",
     "Seed",
+    "Signals",
+    "Slurm",
     "Spike",
     "Starvation",
     "Summary",
@@ -96,6 +102,7 @@ _MODULES = {
     "Clip": "clip",
     "Closure": "closure",
     "Compile": "compile",
+    "CrashReport": "crash_report",
     "Cutmix": "cutmix",
     "EMA": "ema",
     "EarlyStopping": "early_stopping",
@@ -122,6 +129,8 @@ _MODULES = {
     "SWA": "swa",
     "Sampler": "sampler",
     "Seed": "seed",
+    "Signals": "signals",
+    "Slurm": "slurm",
     "Spike": "spike",
     "Starvation": "starvation",
     "Summary": "summary",

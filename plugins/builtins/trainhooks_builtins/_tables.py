@@ -157,6 +157,7 @@ class Rows:
                     "predictions: an output is named 'index', which is the name of the row's own; rename it in predict_step"
                 )
                 raise DataError(message)
+            self._temporary.unlink(missing_ok=True)  # never write through a link
             self._table, self._names = self._kind(self._temporary), list(columns)
         if list(columns) != self._names:
             message = f"predictions: the columns were {', '.join(self._names)}, in a later batch {', '.join(columns)}"

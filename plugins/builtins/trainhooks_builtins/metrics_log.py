@@ -45,13 +45,22 @@ class MetricsLog:
     @hookimpl
     def before_train(self, trainer: Trainer) -> None:
         """Open the files; on a resumed run drop what lies after its checkpoint."""
-        if trainer.work_dir is None or not trainer.is_main or self._files:
+        folder = trainer.run_folder
+        if folder is None or not trainer.is_main or self._files:
             return
+        found = folder.record.get("logs_begin")
+        begins = (
+            dict(found) if isinstance(found, dict) else {}
+        )  # records before the first of each file: another folder has them
         for name in self._kinds:
             path = trainer.run_file(name)
-            if path.exists():
-                self._repair(path, trainer.step, trainer.records)
+            begin = begins.get(name, 0)
+            ours = max(trainer.records - begin, 0) if isinstance(begin, int) else trainer.records
+            if not (path.exists() and self._repair(path, trainer.step, ours)) and (trainer.records or name in begins):
+                begins[name] = trainer.records
             self._files[name] = path.open("a", encoding="utf-8", newline="")
+        if begins != (found or {}):
+            folder.update(logs_begin=begins)
 
     @hookimpl
     def report_metrics(self, run: RunInfo, records: Sequence[Record]) -> None:
@@ -84,14 +93,17 @@ class MetricsLog:
             self._files[name] = path.open("a", encoding="utf-8", newline="")
         csv.DictWriter(self._files[name], [*_COUNTERS, *self._columns]).writerows(rows)
 
-    def _repair(self, path: Path, step: int, records: int) -> None:
-        """Keep what was logged when the checkpoint of ``step`` was made; a line that was cut by a kill is dropped."""
+    def _repair(self, path: Path, step: int, records: int) -> int:
+        """Keep what was logged when the checkpoint of ``step`` was made, and return how much that is.
+
+        A line that was cut by a kill is dropped.
+        """
         if path.suffix == ".csv":
             rows = [row for row in _read_csv(path) if _whole(row) and int(row["step"]) <= step]
             rows = rows[:records]
             self._columns = [key for key in (rows[0] if rows else {}) if key not in _COUNTERS]
             _write_whole(path, _as_csv(self._columns, rows) if rows else "")
-            return
+            return len(rows)
         kept = []
         for line in _whole_lines(path).split("\n")[:-1]:
             try:
@@ -100,6 +112,7 @@ class MetricsLog:
             except (ValueError, KeyError, TypeError):
                 log.warning("%s: dropped a line that is no record: %.40r", path, line)
         _write_whole(path, "".join(kept[:records]))
+        return len(kept[:records])
 
 
 def _as_dict(record: Record, *, finite: bool = False) -> dict[str, Any]:
@@ -131,7 +144,9 @@ def _whole_lines(path: Path) -> str:
 def _write_whole(path: Path, text: str) -> None:
     """Replace a file in one go, so that a kill in the middle costs nothing."""
     temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(text.encode("utf-8"))
+    temporary.unlink(missing_ok=True)
+    with temporary.open("xb") as file:  # never through a link
+        file.write(text.encode("utf-8"))
     temporary.replace(path)
 
 
