@@ -44,6 +44,13 @@ def slow(session: nox.Session) -> None:
 
 
 @nox.session
+def reliability(session: nox.Session) -> None:
+    """Kill, damage, cut the power of and interrupt real trainings, and print the score; `-- --scale 0.1` for a part of it."""
+    install(session, *GROUPS["test"], "-e", ".")
+    session.run("python", "tests/reliability/score.py", *session.posargs)
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check style and layering."""
     session.install(*GROUPS["lint"])

@@ -10,10 +10,12 @@ from importlib import import_module
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from .config import FILE
 from .discovery import Found, PluginRecord, find_plugins, refuse_rivals, select, unmatched_blocks
 from .errors import OptionError, PluginError, PluginImportError, PluginValidationError, UsageError
 from .manager import Plugin, plugin_name
 from .options import Given, parameters, validated
+from .project import PROJECT_FILE
 from .validation import MARK, POLICIES, hook_functions
 
 if TYPE_CHECKING:
@@ -102,6 +104,7 @@ class Assembly:
                 source = "built-in" if record.found.built_in else "installed"
                 who = f"plugin {name!r} ({record.found.distribution} {record.found.version})"
             else:
+                _refuse_code_named_by_a_file(record, self.config)
                 thing = load_reference(record.name)
                 name, source = _free(plugin_name(thing), plugins), "object"
                 who = f"plugin {name!r} (-p {record.name})"
@@ -217,6 +220,20 @@ def claim(plugin: Plugin, trainer: Trainer) -> None:
         setattr(thing, _OWNER, weakref.ref(trainer))
     except AttributeError:  # __slots__
         return
+
+
+def _refuse_code_named_by_a_file(record: PluginRecord, config: Config) -> None:
+    """Let a file configure code that is not installed, but not name it: data does not decide what is imported.
+
+    Raises:
+        UsageError: Neither the command line nor the environment nor the script names it.
+    """
+    if not any(one.name == record.name and one.wanted and one.strength > FILE for one in config.choices):
+        message = (
+            f"{record.name!r} in {record.reason}: a configuration file names installed plugins only; name code with "
+            f"-p {record.name}, or put its class into plugins = [...] of {PROJECT_FILE}"
+        )
+        raise UsageError(message)
 
 
 def load_reference(reference: str) -> Any:

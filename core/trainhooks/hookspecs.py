@@ -49,6 +49,7 @@ from .markers import hookspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+    from concurrent.futures import Future
     from pathlib import Path
 
     from torch import Tensor, nn, optim
@@ -1146,7 +1147,7 @@ def after_predict(trainer: Trainer, split: str) -> None:
 
 
 @hookspec(firstresult=True)
-def save_checkpoint(trainer: Trainer, path: Path, kind: str) -> Path | None:
+def save_checkpoint(trainer: Trainer, path: Path, kind: str) -> Path | Future[Path | None] | None:
     """Write the state of the run.
 
     Called when a plugin asked for it with ``trainer.request_checkpoint``, after the evaluation of the same step, and by
@@ -1157,12 +1158,15 @@ def save_checkpoint(trainer: Trainer, path: Path, kind: str) -> Path | None:
     Args:
         trainer: The run. ``trainer.state_dict()`` gives the state to be written, after ``on_save``.
         path: Where it belongs.
-        kind: ``"periodic"``, ``"final"``, ``"rescue"`` when the run is failing, or what the caller gave.
+        kind: ``"periodic"``, ``"best"``, ``"pinned"``, ``"final"``, ``"rescue"`` when the run is failing, or what the caller gave.
 
     Returns:
-        Where it was written. ``None`` declines.
+        Where it was written, once it would survive a power cut. A ``concurrent.futures.Future`` of that for one that is
+        written in the background, from a copy that the running training does not change: the engine waits for it before the
+        next save and at the end of the run; its result is ``None`` when nothing was saved and that was reported. ``None``
+        declines.
 
-    Wrappers surround the writing.
+    Wrappers surround the writing, or the copying where it is written in the background.
 
     In distributed runs every rank calls it; plain formats write on rank 0.
 
@@ -1201,13 +1205,14 @@ def on_save(trainer: Trainer, state: StateDict) -> None:
 def after_save(trainer: Trainer, path: Path, kind: str) -> None:
     """Follow a checkpoint that has been written.
 
-    Called after ``save_checkpoint`` returned.
+    Called when it is durable: after ``save_checkpoint`` returned, or, for one that is written in the background, between the
+    steps after that. Not called for one that could not be written.
 
     By default nothing happens.
 
     Args:
         trainer: The run.
-        path: Where it was written; it is complete.
+        path: Where it was written; it is complete, and stays until the next checkpoint is.
         kind: As in ``save_checkpoint``.
 
     Wrappers surround the notification only.

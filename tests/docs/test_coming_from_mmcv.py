@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 from trainhooks import OptionError, Trainer, hookimpl
 from trainhooks.project import load_project
+from trainhooks_builtins.checkpoint import read_checkpoint
 
 FOLDER = Path(__file__).parents[2] / "docs" / "examples" / "coming-from"
 FILE = FOLDER / "mmcv.py"
@@ -118,7 +118,7 @@ def test_the_checkpoint_has_the_average_of_its_step(make_trainer, tmp_path):
     average = mmcv.WeightAverage(momentum=0.5)
     make_trainer(["checkpoint", average], max_steps=3, work_dir=tmp_path / "run").train()
     (saved,) = (tmp_path / "run" / "checkpoints").iterdir()
-    state = torch.load(saved / "state.pt", weights_only=True)
+    state = read_checkpoint(saved)
     assert state["plugins/weight_average"]["average"]["w"].item() == -17 / 8
 
 
@@ -160,8 +160,8 @@ def test_a_distribution_registers_a_hook_by_name(fake_distribution, make_trainer
 def test_a_hook_of_a_module_is_named_like_custom_imports(fake_distribution, make_trainer, tmp_path):
     fake_distribution("unregistered", {}, {"our_hooks": FILE.read_text(encoding="utf-8")})
     config = tmp_path / "trainhooks.toml"
-    config.write_text('enable = ["our_hooks:CheckInvalidLoss"]\n[plugins."our_hooks:CheckInvalidLoss"]\ninterval = 3\n')
-    trainer = make_trainer(config=config, max_epochs=1)
+    config.write_text('[plugins."our_hooks:CheckInvalidLoss"]\ninterval = 3\n')
+    trainer = make_trainer(["our_hooks:CheckInvalidLoss"], config=config, max_epochs=1)
     assert list(trainer.plugins) == ["check_invalid_loss"]
     assert trainer.plugins["check_invalid_loss"].interval == 3
 

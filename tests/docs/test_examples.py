@@ -72,7 +72,7 @@ def test_the_demo_shows_plugins_curves_and_checkpoints(demo):
         assert float(bottom[0]) == pytest.approx(min(values), abs=1e-4)
     best = max(records(run), key=lambda record: record.get("val/accuracy", 0))  # the first of equal ones
     assert [f"step-{best['step']:08d}", "best", "val/accuracy", f"{best['val/accuracy']:.4f}"] in lines
-    assert (run / "checkpoints" / f"step-{best['step']:08d}" / "state.pt").is_file()
+    assert (run / "checkpoints" / f"step-{best['step']:08d}" / "state.json").is_file()
 
 
 @pytest.mark.slow

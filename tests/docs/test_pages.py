@@ -270,7 +270,7 @@ def test_the_table_of_peers_names_plugins_that_there_are():
     assert len(ours) > 100
     known = {*PLUGINS, "make_model"}
     assert {match[1] for match in first if match} <= known
-    nobody_else = {"seed", "starvation", "freeze_gc"}
+    nobody_else = {"crash_report", "slurm", "seed", "starvation", "freeze_gc"}
     assert set(PLUGINS) - set(re.findall(r"`(\w+)`", " ".join(ours))) == nobody_else
 
 
@@ -376,7 +376,9 @@ def test_command_line_page_names_every_command_and_flag():
     for name in cli.list_commands(context):
         section = re.search(rf"^## `trainhooks {name}`\n(.*?)(?=^## |\Z)", page, flags=re.MULTILINE | re.DOTALL)
         assert section, name
-        flags = {flag for parameter in cli.get_command(context, name).params for flag in parameter.opts if flag.startswith("-")}
+        command = cli.get_command(context, name)
+        several = command.commands.values() if isinstance(command, click.Group) else [command]
+        flags = {flag for one in several for parameter in one.params for flag in parameter.opts if flag.startswith("-")}
         shared = {"-p", "-o", "--set", "--conf", "--skip-failed"} & flags if "shared options" in section[1] else set()
         shown = set(re.findall(r"`(--?[a-zA-Z][\w-]*)", section[1]))
         assert shown | shared == flags, name

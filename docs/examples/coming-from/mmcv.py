@@ -24,7 +24,7 @@ Run it with `trainhooks train mmcv.py`; `trainhooks.toml` beside it is the confi
 | `runner.mode`                               | `trainer.split`                                                       |
 | `@HOOKS.register_module()`                  | an entry point of your distribution, or `plugins = [...]` as below    |
 | `custom_hooks=[dict(type=..., interval=2)]` | a table `[plugins.NAME]`; the keys are parameters of the class        |
-| `custom_imports=dict(imports=[...])`        | `enable = ["our_hooks:CheckInvalidLoss"]`, or `-p` with that name     |
+| `custom_imports=dict(imports=[...])`        | `-p our_hooks:CheckInvalidLoss`; a file of settings names no code     |
 | `priority="VERY_LOW"`                       | `phase = "reporting"`; `before = (...)`, `after = (...)` by name      |
 | `workflow=[("train", 2), ("val", 1)]`       | `[plugins.evaluation]` with `every_epochs = 2`                        |
 | `OptimizerHook(grad_clip=...)`              | the stages `backward`, `clip_gradients`, `optimizer_step`             |
