@@ -41,9 +41,14 @@ def stable_environment(monkeypatch):
 def own_log():
     """Let no test leave a handler behind: the command line installs one that writes to the stderr of its own process."""
     logger = logging.getLogger("trainhooks")
-    before = list(logger.handlers), logger.level, logger.propagate
+
+    def clean():
+        logger.handlers, logger.propagate = [], True
+        logger.setLevel(logging.NOTSET)
+
+    clean()  # a fixture of a module may have left one
     yield
-    logger.handlers, logger.level, logger.propagate = before
+    clean()
 
 
 @pytest.fixture

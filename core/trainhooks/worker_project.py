@@ -43,6 +43,11 @@ def needs_project(loader: Any) -> bool:
     return "dataset" in getattr(loader, "__dict__", {}) and start_method(loader) != "fork" and bool(loaded_projects())
 
 
+def as_given(dataset: Any) -> Any:
+    """Return a dataset as the user gave it to the loader."""
+    return dataset.dataset if isinstance(dataset, _Accompanied) else dataset
+
+
 def start_method(loader: Any) -> str | None:
     """Return how a loader starts its workers."""
     context = getattr(loader, "multiprocessing_context", None)

@@ -28,7 +28,7 @@ from types import MethodType
 from typing import Any, Final
 
 from .errors import add_note
-from .worker_project import start_method
+from .worker_project import as_given, start_method
 
 InitFunction = Callable[[int], Any]
 
@@ -209,7 +209,7 @@ def _blocked(signals: tuple[int, ...], *, own_processes: bool) -> Iterator[None]
 def _unpicklable(loader: Any, own: object) -> str | None:
     """Return where in what a worker is sent the part is that cannot be pickled."""
     for name, part in (
-        ("dataset", getattr(loader, "dataset", None)),
+        ("dataset", as_given(getattr(loader, "dataset", None))),
         ("collate_fn", getattr(loader, "collate_fn", None)),
         ("worker_init_fn", own),
     ):

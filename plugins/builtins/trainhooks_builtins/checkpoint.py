@@ -17,14 +17,13 @@ from ._best_checkpoint import best_of
 from ._checkpoint_files import (
     candidates,
     is_checkpoint,
-    list_checkpoints,
     read_checkpoint,
     remove_remains,
     step_of,
     take_snapshot,
     write_checkpoint,
 )
-from ._checkpoint_folders import recover
+from ._checkpoint_folders import in_words, read_folder, recover
 from ._checkpoint_rotation import Ranking, Wish, rotate
 from ._run_checkpoints import find
 
@@ -132,7 +131,12 @@ class Checkpoint:
 
     def _note_later(self, trainer: Trainer, folder: Path) -> None:
         """Say which checkpoints are of steps that are done anew, since a run that is restarted would take them for the newest."""
-        later = [path.name for path in list_checkpoints(folder) if step_of(path) > trainer.step and path not in self._broken]
+        try:
+            there = read_folder(folder)
+        except OSError as error:
+            log.warning("cannot read the folder of checkpoints %s: %s", folder, in_words(error))
+            return
+        later = [path.name for path in there if step_of(path) > trainer.step and path not in self._broken]
         if later:
             log.warning(
                 "the run goes on at step %d, and %s has later checkpoints, of which --resume auto would take the newest: %s; remove "
