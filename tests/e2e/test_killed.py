@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -61,3 +62,20 @@ def test_killed_and_resumed(project):
     assert values == [(step, -2.0 * step) for step in ends]
     hidden = [str(path) for path in (project / "out").rglob("*") if path.name.endswith((".tmp", ".old"))]
     assert hidden == []
+
+
+def test_ctrl_c_while_torch_is_imported_ends_the_process(tmp_path):
+    """An import that it interrupts might swallow it, and the training would go on."""
+    script = (
+        "import os, signal, sys\n"
+        "class Interrupts:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'torch.nn':\n"
+        "            os.kill(os.getpid(), signal.SIGINT)\n"
+        "sys.meta_path.insert(0, Interrupts())\n"
+        "from trainhooks.cli import main\n"
+        "main(['train', '.', '--set', 'max_steps=1'])\n"
+    )
+    (tmp_path / "trainconf.py").write_text("raise SystemExit('the training began')\n", encoding="utf-8")
+    done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGINT, ""), done.stderr

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import shlex
+import signal
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -101,6 +103,7 @@ def make_trainer(
     config = read_config(directory, plugins, options, settings)
     make_importable(file.absolute().parent)
 
+    import_torch()
     from trainhooks import Trainer
 
     return Trainer(conf=file, config=config, skip_failed=skip_failed, **arguments)
@@ -129,6 +132,20 @@ def _argument(directory: Path) -> str:
     return "" if directory == Path() else f" {shlex.quote(str(directory))}"
 
 
+def import_torch() -> None:
+    """Import torch, and have Ctrl-C end the process meanwhile: an import that it interrupts may swallow it, or leave halves."""
+    if "torch" in sys.modules or threading.current_thread() is not threading.main_thread():
+        return
+    found = signal.getsignal(signal.SIGINT)
+    if found is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        import torch  # noqa: F401 - what all that follows needs
+    finally:
+        if found is signal.default_int_handler:
+            signal.signal(signal.SIGINT, found)
+
+
 def make_importable(directory: Path) -> None:
     """Let modules beside the project be imported; last, so that they shadow nothing."""
     if str(directory) not in sys.path:
@@ -136,6 +153,7 @@ def make_importable(directory: Path) -> None:
 
 
 def _imported(target: str) -> Trainer:
+    import_torch()
     from trainhooks import Trainer
     from trainhooks.assembly import load_reference
 
