@@ -165,12 +165,15 @@ def _watch(parent: int, done: Any, asked: queue.SimpleQueue[None]) -> None:
     with the process.
     """
     looks = 0
+    main = (
+        multiprocessing.parent_process()
+    )  # known since the fork: a parent killed right then is no parent any more when we look
     while True:
         signalled = False
         with suppress(queue.Empty):
             asked.get(timeout=_LOOK_EVERY_S)
             signalled = True
-        if os.getppid() != parent:
+        if os.getppid() != parent or (main is not None and not main.is_alive()):
             os._exit(1)
         if done is not None and done.is_set():
             looks += 1

@@ -14,6 +14,7 @@ import select
 import signal
 import tempfile
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -277,7 +278,9 @@ def fork(function, errors):
         return pid
     code = 1
     try:
+        os.setpgid(0, 0)
         os.dup2(os.open(errors, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644), 2)  # also of what is killed with its parent
+        os.dup2(2, 1)
         function()
         code = 0
     except BaseException:
@@ -288,8 +291,15 @@ def fork(function, errors):
 
 
 def wait_for(pid):
-    """Wait for a child and return its exit code, negative for a signal."""
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    """Wait for a child and return its exit code, negative for a signal; none of its own children is left.
+
+    A loader worker whose parent is killed before it has looked who that is takes the process that adopts it for its parent, and
+    waits for ever. That is torch's; workers that are shielded from signals look at the pipe from their parent, too.
+    """
+    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(pid, signal.SIGKILL)
+    return code
 
 
 def in_child(function, folder, limit_s=300):

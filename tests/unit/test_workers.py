@@ -2,6 +2,10 @@
 
 import gc
 import os
+import select
+import signal
+import subprocess
+import sys
 import threading
 import weakref
 
@@ -166,3 +170,30 @@ def test_causes():
     assert _cause(-63).startswith("was killed by signal 63")
     assert not _stopped(os.getpid())
     assert not _stopped(2**30)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="nothing is forked there")
+def test_a_worker_whose_parent_was_killed_before_it_looked_ends(tmp_path):
+    """Its parent is then the process that adopted it, and stays that for ever."""
+    script = tmp_path / "orphan.py"
+    script.write_text(
+        "import multiprocessing, os, signal, sys, time\n"
+        "from trainhooks.worker_shield import begin_worker\n"
+        "def work():\n"
+        "    while os.getppid() == int(sys.argv[1]):\n"
+        "        time.sleep(0.01)\n"
+        "    begin_worker((signal.SIGTERM,), None, 0)\n"
+        "    time.sleep(1000)\n"
+        "sys.argv.append(str(os.getpid()))\n"
+        "worker = multiprocessing.get_context('fork').Process(target=work)\n"
+        "worker.start()\n"
+        "print(worker.pid, flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n",
+        encoding="utf-8",
+    )
+    with subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, text=True) as process:
+        pid = int(process.stdout.readline())
+        gone, _, _ = select.select([process.stdout], [], [], 60)  # its end is read when nobody has the pipe any more
+        if not gone:
+            os.kill(pid, signal.SIGKILL)
+    assert gone
