@@ -49,7 +49,6 @@ from .markers import hookspec
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
-    from concurrent.futures import Future
     from pathlib import Path
 
     from torch import Tensor, nn, optim
@@ -1147,7 +1146,7 @@ def after_predict(trainer: Trainer, split: str) -> None:
 
 
 @hookspec(firstresult=True)
-def save_checkpoint(trainer: Trainer, path: Path, kind: str) -> Path | Future[Path | None] | None:
+def save_checkpoint(trainer: Trainer, path: Path, kind: str) -> Path | None:
     """Write the state of the run.
 
     Called when a plugin asked for it with ``trainer.request_checkpoint``, after the evaluation of the same step, and by

@@ -55,9 +55,9 @@ def load_project(path: Path) -> ModuleType:
 
 
 def loaded_projects() -> dict[str, Path]:
-    """Return the files of the project modules that are loaded, by the names of the modules."""
-    found = {name: module for name, module in sys.modules.items() if name.startswith(_PREFIX)}
-    return {name: Path(str(module.__file__)) for name, module in found.items()}
+    """Return the files of the project modules that are loaded and still there, by the names of the modules."""
+    found = {name: Path(str(module.__file__)) for name, module in list(sys.modules.items()) if name.startswith(_PREFIX)}
+    return {name: path for name, path in found.items() if path.is_file()}
 
 
 def _describe(path: Path, error: BaseException) -> str:

@@ -291,7 +291,8 @@ def cold_kills(folder, kills, verdict, chance):
             "checkpoint.every_steps=2",
             *words,
         ]
-        return subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL, stderr=(place / "errors.txt").open("a"))
+        with (place / "errors.txt").open("a") as errors:
+            return subprocess.Popen(command, cwd=place, stdout=subprocess.DEVNULL, stderr=errors)
 
     place = folder / "cold-reference"
     report = Report(place / "report.jsonl")

@@ -61,3 +61,5 @@ def test_the_files_that_are_loaded(tmp_path, monkeypatch):
     module = load_project(path)
     monkeypatch.setitem(sys.modules, module.__name__, module)
     assert loaded_projects()[module.__name__] == path
+    path.unlink()  # as that of a former run in this process may be: workers cannot load it, nor do they need it
+    assert module.__name__ not in loaded_projects()
