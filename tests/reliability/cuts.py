@@ -229,10 +229,10 @@ def cut_everywhere(config, folder, steps=range(1, STEPS), offset=0):
 
 
 def chain(folder, every=4, total=STEPS):
-    """RS-11: interrupt a run after every 4th step, with everything on; return the number of resumes and what differs."""
+    """RS-11: interrupt a run after every 4th step and before its last, with everything on; return the resumes and what differs."""
     config = Config(workers=2, accumulate=2, amp="float16", ema=True, evaluate=5, schedule="torch")
     wanted, known = reference(config, folder), ways()
-    cuts = [(step, known[number % len(known)]) for number, step in enumerate(range(every, total, every))]
+    cuts = [(step, known[number % len(known)]) for number, step in enumerate([*range(every, total, every), total - 1])]
     return len(cuts), compare(run_in_parts(config, folder / "chain", cuts), wanted, cuts)
 
 
