@@ -50,7 +50,7 @@ def test_each_way_to_end(tmp_path, step, way):
     assert cuts.compare(parts, wanted, [(step, way)]) == []
 
 
-def test_rs_11_nine_resumes_in_one_run(tmp_path):
+def test_rs_11_ten_resumes_in_one_run(tmp_path):
     resumes, different = cuts.chain(tmp_path)
     assert resumes == 10
     assert different == []
