@@ -80,8 +80,9 @@ def test_a_dead_worker_is_named_and_lasting_ones_can_start_again():
 
 def test_no_plugin_is_blamed():
     loader = DataLoader(Data("exits"), num_workers=1, persistent_workers=True, prefetch_factor=6)
-    with pytest.raises(RuntimeError, match="DataLoader worker") as caught:
+    with pytest.raises(Exception) as caught:  # torch's, or that of a connection which a tensor was to come through
         make(loader, Waits()).train()
+    assert "oader worker (pid" in "\n".join([str(caught.value), *notes(caught.value)])
     assert not any("raised in before_step" in note for note in notes(caught.value))
 
 
