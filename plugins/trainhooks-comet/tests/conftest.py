@@ -1,0 +1,19 @@
+"""Puts what the satellites share on the path, and keeps the SDK from what the machine has configured."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path[:0] = [str(Path(__file__).parents[3] / "tests"), str(Path(__file__).parent)]
+
+
+@pytest.fixture(autouse=True)
+def unconfigured(monkeypatch, tmp_path):
+    """No API key, no configuration file, no server but those that a test names."""
+    for name in ("COMET_API_KEY", "COMET_OFFLINE_DIRECTORY", "COMET_PROJECT_NAME", "COMET_WORKSPACE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("COMET_CONFIG", str(tmp_path / "no-such.config"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("COMET_ERROR_TRACKING_ENABLE", "false")
+    monkeypatch.setenv("COMET_URL_OVERRIDE", "http://127.0.0.1:9/clientlib/")
