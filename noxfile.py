@@ -14,6 +14,14 @@ nox.needs_version = ">=2024.4.15"
 
 ROOT = Path(__file__).parent
 GROUPS = nox.project.load_toml(ROOT / "pyproject.toml")["dependency-groups"]
+#: The distributions of trackers, by the name of the plugin.
+SATELLITES = {
+    path.parent.name.removeprefix("trainhooks-"): path.parent for path in sorted((ROOT / "plugins").glob("*/pyproject.toml"))
+}
+#: Those that are too large for every run of CI, and what their tests need besides.
+HEAVY = {"mlflow": ["mlflow>=3.17,<4"]}
+#: What the tests of the others need besides: `swanlab watch`, and a look at the processes of clearml.
+LIGHT = ["swanlab[dashboard]==0.10.3", "psutil", "pillow"]
 
 
 def install(session: nox.Session, *what: str) -> None:
@@ -104,11 +112,25 @@ def bench(session: nox.Session) -> None:
 
 @nox.session
 def satellites(session: nox.Session) -> None:
-    """Test every distribution under plugins/ that has a pyproject.toml of its own."""
-    found = sorted(path.parent for path in (ROOT / "plugins").glob("*/pyproject.toml"))
-    if not found:
-        session.log("there is no satellite yet")
-        return
-    for satellite in found:
-        install(session, *GROUPS["test"], "-e", ".", "-e", str(satellite))
-        session.run("python", "-m", "pytest", str(satellite / "tests"))
+    """Test the distributions under plugins/ that have a pyproject.toml of their own, but the heavy ones."""
+    folders = [folder for name, folder in SATELLITES.items() if name not in HEAVY]
+    install(session, *GROUPS["test"], *LIGHT, "-e", ".", *(word for folder in folders for word in ("-e", str(folder))))
+    for folder in folders:
+        session.run("python", "-m", "pytest", "-n", "2", str(folder / "tests"), *session.posargs)
+
+
+@nox.session
+@nox.parametrize("satellite", sorted(HEAVY))
+def heavy(session: nox.Session, satellite: str) -> None:
+    """Test a satellite whose tracker is large; CI does when its folder or the bus has changed."""
+    install(session, *GROUPS["test"], "-e", ".", "-e", str(SATELLITES[satellite]), *HEAVY[satellite])
+    tests = str(SATELLITES[satellite] / "tests")
+    session.run("python", "-m", "pytest", "-n", "2", "--dist", "loadfile", tests, *session.posargs)  # one server, not two
+
+
+@nox.session
+@nox.parametrize("satellite", sorted(SATELLITES))
+def trackers(session: nox.Session, satellite: str) -> None:
+    """Train the digits in a clean environment with one satellite, killed and resumed too; read back with the tracker's reader."""
+    install(session, ".", str(SATELLITES[satellite]), "numpy", "scikit-learn")
+    session.run("python", "tests/satellite_demo.py", satellite, *session.posargs)

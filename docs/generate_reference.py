@@ -1,4 +1,7 @@
-"""Writes ``docs/reference/hooks.md`` from ``trainhooks/hookspecs.py``; with ``--check`` it only says whether that is needed."""
+"""Writes the pages in ``docs/reference`` from the docstrings; with ``--check`` it only says whether that is needed.
+
+``hooks.md`` comes from ``trainhooks/hookspecs.py`` and is made here, ``trainer.md`` from ``Trainer`` and is made in ``_trainer_page``.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,15 @@ import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import _trainer_page
+from _docstrings import markdown, signature
+
 from trainhooks import hookspecs
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-PAGE: Final = Path(__file__).parent / "reference" / "hooks.md"
+FOLDER: Final = Path(__file__).parent / "reference"
 
 _INTRODUCTION: Final = """\
 # Hook reference
@@ -26,7 +32,8 @@ Every hook that the engine calls, in the order of the file that specifies them. 
 and, below it, who implements the hook in the run of the current directory, in call order.
 
 What the words mean, how to wrap a hook and in which order implementations are called stands in
-[the loop and its hooks](../the-loop.md) and [using plugins](../using-plugins.md#order).
+[the loop and its hooks](../the-loop.md) and [using plugins](../using-plugins.md#order); what a hook can read on `trainer` and ask of
+it in [the reference of `Trainer`](trainer.md).
 
 - **stage**: a piece of the engine's work. Implementations are asked in order; the first value that is not `None` is the
   result. The engine's own implementation is asked last.
@@ -86,60 +93,26 @@ def _group(title: str, names: Sequence[str]) -> Iterator[str]:
     for name in names:
         spec = hooks()[name]
         yield f"### {name}\n"
-        yield f"```python\n{_signature(name, spec)}\n```\n"
+        yield f"```python\n{signature(name, inspect.signature(spec))}\n```\n"
         yield f"*{kind(name, spec).capitalize()}.* {markdown(inspect.getdoc(spec) or '')}"
 
 
-def _signature(name: str, spec: Any) -> str:
-    """Return the signature on one line, or with an argument on each where that is too long."""
-    signature = inspect.signature(spec)
-    arguments = [f"{one.name}: {one.annotation}" for one in signature.parameters.values()]
-    line = f"def {name}({', '.join(arguments)}) -> {signature.return_annotation}: ..."
-    if len(line) <= 100:  # noqa: PLR2004 - what a page shows without scrolling
-        return line
-    return f"def {name}(\n    " + ",\n    ".join(arguments) + f",\n) -> {signature.return_annotation}: ..."
-
-
-def markdown(docstring: str) -> str:
-    """Return a docstring as Markdown: arguments as a list, the example as a block of code."""
-    parts = []
-    for paragraph in re.split(r"\n\n(?=\S)", docstring):
-        if paragraph.startswith("Args:"):
-            parts.append("**Arguments**\n\n" + "\n".join(_arguments(paragraph)))
-        elif paragraph.startswith("Returns:"):
-            parts.append("**Returns** " + " ".join(paragraph.removeprefix("Returns:").split()))
-        elif paragraph.startswith("Example:"):
-            parts.append(f"```python\n{example(paragraph)}\n```")
-        else:
-            parts.append(paragraph)
-    return "\n\n".join(re.sub(r"``(.+?)``", r"`\1`", part) for part in parts) + "\n"
-
-
-def example(docstring: str) -> str:
-    """Return the code of the example that ends a docstring."""
-    text = docstring.partition("Example:\n")[2]
-    lines = (line.strip() for line in text.splitlines() if line.strip())
-    return "\n".join(re.sub(r"^(>>>|\.\.\.) ?", "", line) for line in lines)
-
-
-def _arguments(paragraph: str) -> Iterator[str]:
-    for entry in re.split(r"\n    (?=\w+: )", paragraph)[1:]:
-        name, _, text = entry.partition(": ")
-        yield f"- `{name}`: {' '.join(text.split())}"
+#: The pages by file name, and what makes each.
+PAGES: Final[dict[str, Callable[[], str]]] = {"hooks.md": page, "trainer.md": _trainer_page.page}
 
 
 def main() -> None:
-    """Write the page, or check it."""
+    """Write the pages, or check them."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--check", action="store_true", help="exit 1 if the page is stale, and write nothing")
+    parser.add_argument("--check", action="store_true", help="exit 1 if a page is stale, and write nothing")
     check = parser.parse_args().check
-    text = page()
-    if check:
-        if not PAGE.is_file() or PAGE.read_text(encoding="utf-8") != text:
-            sys.exit(f"{PAGE} is stale: run python docs/generate_reference.py")
-        return
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(text, encoding="utf-8")
+    FOLDER.mkdir(exist_ok=True)
+    for name, make in PAGES.items():
+        file, text = FOLDER / name, make()
+        if not check:
+            file.write_text(text, encoding="utf-8")
+        elif not file.is_file() or file.read_text(encoding="utf-8") != text:
+            sys.exit(f"{file} is stale: run python docs/generate_reference.py")
 
 
 if __name__ == "__main__":

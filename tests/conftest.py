@@ -1,7 +1,9 @@
 """Fixtures that all tests share: a toy problem with values worked out by hand, and throw-away distributions."""
 
+import gc
 import importlib
 import logging
+import multiprocessing
 import os
 import shutil
 import sys
@@ -13,12 +15,34 @@ import torch
 import torch._dynamo  # the first optimizer of a process imports it, and it sets TORCHINDUCTOR_CACHE_DIR
 from torch import nn
 
-from trainhooks import Trainer, hookimpl
+from trainhooks import Trainer, hookimpl, lane
 from trainhooks.cli import main
 
 TINY = Path(__file__).parent / "data/projects/tiny"
 
 torch.set_num_threads(1)
+
+# What a program prints must not depend on where the tests run: a CI service, a dumb terminal, a narrow one.
+for name in ("CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+    os.environ.pop(name, None)
+os.environ["TERM"] = "xterm-256color"
+
+# Runs sync what they write: on a disk tests would wait for that about as long as they compute. A run of all takes 0.2 GB.
+MEMORY = Path("/dev/shm")
+_runs_programs = MEMORY.is_dir() and not os.statvfs(MEMORY).f_flag & os.ST_NOEXEC
+if _runs_programs and os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > 2e9:  # that of a container may be small
+    os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Take modules and tests out of sight of the garbage collector, which else goes through a million objects each time."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +99,46 @@ def project(tmp_path, monkeypatch):
     shutil.copytree(TINY, folder)
     monkeypatch.chdir(folder)
     return folder
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """Make a tenth of the pauses between attempts to reach a service that is away, and of the time it is waited for at the end."""
+    monkeypatch.setattr(lane, "_FIRST_PAUSE_S", lane._FIRST_PAUSE_S / 10)
+    monkeypatch.setattr(lane, "_LEAST_PATIENCE_S", lane._LEAST_PATIENCE_S / 10)
+
+
+@pytest.fixture
+def fork():
+    """Return a function that starts work in a forked child, which finds everything imported; ``said`` reads what it prints.
+
+    It prints to ``stdout`` if that is given, the number of an open file.
+    """
+    started = []
+
+    def start(work, stdout=None):
+        reading, writing = (None, stdout) if stdout is not None else os.pipe()
+
+        def child():
+            for stream in (1, 2):
+                os.dup2(writing, stream)
+            sys.stdout, sys.stderr = (open(stream, "w", closefd=False) for stream in (1, 2))
+            work()
+
+        process = multiprocessing.get_context("fork").Process(target=child)
+        process.start()
+        started.append(process)
+        if reading is not None:
+            os.close(writing)
+            process.said = open(reading)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.join()
+        if hasattr(process, "said"):
+            process.said.close()
 
 
 class Scalar(nn.Module):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     __version__: str
 
     from .metrics import Record as Record
-    from .reporter import RunInfo as RunInfo
+    from .run_info import RunInfo as RunInfo
     from .state import Outcome as Outcome
     from .trainer import Trainer as Trainer
 
@@ -59,7 +59,7 @@ __all__ = [
     "hookspec",
 ]
 
-_LAZY = {"Outcome": "state", "Record": "metrics", "RunInfo": "reporter", "Trainer": "trainer"}
+_LAZY = {"Outcome": "state", "Record": "metrics", "RunInfo": "run_info", "Trainer": "trainer"}
 
 
 def __getattr__(name: str) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import re
 import weakref
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .config import FILE
 from .discovery import Found, PluginRecord, find_plugins, refuse_rivals, select, unmatched_blocks
 from .errors import OptionError, PluginError, PluginImportError, PluginValidationError, UsageError
-from .manager import Plugin, plugin_name
+from .manager import Plugin, plugin_name, snake_case
 from .options import Given, parameters, validated
 from .project import PROJECT_FILE
 from .validation import MARK, POLICIES, hook_functions
@@ -28,6 +29,10 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainhooks")
 
 _OWNER = "_trainhooks_owner"
+#: What cannot be a plugin.
+_PLAIN = (str, int, float, list, dict, tuple, type(None))
+#: Trainers that are alive and have a plugin with ``__slots__``, on which its trainer cannot be noted.
+_HOSTS_OF_UNMARKED: weakref.WeakSet[Trainer] = weakref.WeakSet()
 
 
 @dataclass
@@ -64,7 +69,8 @@ class Assembly:
             given += [("project", self.project), *(("project", one) for one in _listed(self.project))]
         names = frozenset(self._name(one, found) for _, one in given)
         self.records = select(found, self.config, names)
-        for sentence in unmatched_blocks(found, self.config, names):
+        named = {snake_case(re.split("[:.]", one.name)[-1]) for one in self.config.choices if one.wanted}  # my_hooks:Shout
+        for sentence in unmatched_blocks(found, self.config, names | named):
             log.warning(sentence)
         plugins: dict[str, Plugin] = {}
         seen: list[object] = []
@@ -74,7 +80,10 @@ class Assembly:
                 continue
             seen.append(one)
             name = _free(name, plugins)
-            built = self._build(name, one, source, index, f"plugin {name!r}", origin=_match(one, found))
+            who = f"plugin {name!r}"
+            if self.project is not None and source == "project" and isinstance(one, _PLAIN):
+                who = f"'plugins' of {self.project.__file__}"
+            built = self._build(name, one, source, index, who, origin=_match(one, found))
             if built is not None:
                 plugins[name] = built
         for index, record in enumerate(self.records):
@@ -85,14 +94,20 @@ class Assembly:
                     self._failed(error, record)
                     continue
                 loaded = self._load(record, index, plugins)
-                if loaded is not None and self.config.taken_out(loaded.name) is None:
-                    plugins[loaded.name] = loaded
+                if loaded is None or self.config.taken_out(loaded.name) is not None:
+                    continue
+                same = next((one for one in plugins.values() if one.object is loaded.object), None)
+                if same is not None:
+                    log.warning("%s is the same object as %s, under another name: it takes part once", loaded, same)
+                    record.state, record.reason = "shadowed", f"the same object as {same}"
+                    continue
+                plugins[loaded.name] = loaded
         self._check_options(plugins)
         self._add(list(plugins.values()))
         self._check_requirements()
 
     def _name(self, one: object, found: Iterable[Found]) -> str:
-        if one is self.project:
+        if one is self.project is not None:
             return str(getattr(one, "__file__", "trainconf")).rpartition("/")[2].removesuffix(".py")
         match = _match(one, found)
         return match.name if match is not None else plugin_name(one)
@@ -107,7 +122,9 @@ class Assembly:
                 _refuse_code_named_by_a_file(record, self.config)
                 thing = load_reference(record.name)
                 name, source = _free(plugin_name(thing), plugins), "object"
-                who = f"plugin {name!r} (-p {record.name})"
+                if self.config.taken_out(name) is not None:
+                    return None
+                who = f"plugin {name!r} ({_word(record) or 'given to Trainer'})"
         except PluginImportError as error:
             self._failed(error, record)
             return None
@@ -134,19 +151,25 @@ class Assembly:
             if hasattr(thing, MARK):
                 raise PluginValidationError(who, [f"{thing!r} is one hook; name the module or class that it is in"])
             if inspect.isclass(thing) or inspect.isfunction(thing):
-                thing, values = _made(thing, options, who)
+                thing, values = _made(thing, options, who, advertised=origin is not None)
             elif options:
                 first = next(iter(options.values()))
                 message = f"{who} was built by hand and also has options in {first.origin}; configure it in one place"
                 raise UsageError(message)
             else:
                 values = {}
-            if thing is None or isinstance(thing, str | int | float | list | dict | tuple):
+            if isinstance(thing, str):
+                remedy = (
+                    f"give a module, a class or an instance, or name an installed one with -p {thing} or "
+                    f"enable = [{thing!r}] in trainhooks.toml"
+                )
+                raise PluginValidationError(who, [f"{thing!r} is no plugin but a text; {remedy}"])
+            if isinstance(thing, _PLAIN):
                 raise PluginValidationError(who, [f"{thing!r} is no plugin; give a module, a class or an instance"])
         except PluginError as error:
             self._failed(error, record)
             return None
-        policy = _policy(on_error, who) or str(getattr(thing, "on_error", "raise"))
+        policy = _policy(on_error, who) or getattr(thing, "on_error", None)
         return Plugin(
             name,
             thing,
@@ -155,7 +178,9 @@ class Assembly:
             origin.distribution if origin else None,
             origin.version if origin else None,
             values,
-            policy,
+            policy or "raise",
+            insists=policy == "raise",
+            word=_word(record) if record is not None and record.found is None else "",
         )
 
     def _add(self, plugins: list[Plugin]) -> None:
@@ -197,10 +222,15 @@ class Assembly:
             for needed in getattr(plugin.object, "requires", ()):
                 out = self.config.taken_out(needed)
                 if out is not None and needed not in self.manager.plugins:
-                    options = self.config.plugins.get(plugin.name, {})
-                    because = next(iter(options.values())).origin if options else "its options"
-                    message = f"{plugin} needs plugin {needed!r}, as asked for in {because}, but {out.origin} takes it out"
+                    message = f"{plugin} needs plugin {needed!r}, {self._why(plugin)}, but {out.origin} takes it out"
                     raise UsageError(message)
+
+    def _why(self, plugin: Plugin) -> str:
+        """Say where ``requires`` comes from: a constructor sets it because of an option, a class or module declares it."""
+        if isinstance(plugin.object, ModuleType) or "requires" not in getattr(plugin.object, "__dict__", {}):
+            return "as it declares"
+        options = self.config.plugins.get(plugin.name, {})
+        return f"as asked for in {next(iter(options.values())).origin if options else 'its options'}"
 
 
 def claim(plugin: Plugin, trainer: Trainer) -> None:
@@ -210,16 +240,17 @@ def claim(plugin: Plugin, trainer: Trainer) -> None:
         return
     keeps = hasattr(thing, "state_dict") or any(name in ("setup", "teardown") for name, _, _ in hook_functions(thing))
     owner = getattr(thing, _OWNER, None)
-    if keeps and owner is not None and owner() is not trainer:
+    serves_another = any(other is not trainer and other.manager.find(thing) for other in _HOSTS_OF_UNMARKED)
+    if keeps and (serves_another or (owner is not None and owner() is not trainer)):
         message = (
             f"{plugin} is an object that already served another Trainer; its state would leak from one run into the other: "
             f"make a new one, or give the class {type(thing).__name__} instead, which is instantiated for each Trainer"
         )
         raise UsageError(message)
     try:
-        setattr(thing, _OWNER, weakref.ref(trainer))
+        object.__setattr__(thing, _OWNER, weakref.ref(trainer))  # also of a frozen dataclass
     except AttributeError:  # __slots__
-        return
+        _HOSTS_OF_UNMARKED.add(trainer)
 
 
 def _refuse_code_named_by_a_file(record: PluginRecord, config: Config) -> None:
@@ -247,16 +278,18 @@ def load_reference(reference: str) -> Any:
         thing: Any = import_module(module)
         for part in filter(None, attribute.split(".")):
             thing = getattr(thing, part)
-    except (Exception, SystemExit) as error:
+    except (KeyboardInterrupt, GeneratorExit):
+        raise
+    except BaseException as error:
         message = f"{reference!r} cannot be imported: {type(error).__name__}: {error}"
         raise PluginImportError(message) from error
     return thing
 
 
-def _made(factory: Callable[..., Any], options: dict[str, Given], who: str) -> tuple[Any, dict[str, Any]]:
+def _made(factory: Callable[..., Any], options: dict[str, Given], who: str, *, advertised: bool) -> tuple[Any, dict[str, Any]]:
     """Call a class or factory with validated options."""
     plain = who.split("'")[1] if "'" in who else who
-    values = validated(factory, options, who, f"`trainhooks plugins --options {plain}` lists them")
+    values = validated(factory, options, who, f"`trainhooks plugins --options {plain}` lists them" if advertised else "")
     try:
         return factory(**values), values
     except (Exception, SystemExit) as error:
@@ -290,6 +323,11 @@ def _match(one: object, found: Iterable[Found]) -> Found | None:
         cls = one if inspect.isclass(one) else type(one)
         value = f"{cls.__module__}:{cls.__qualname__}"
     return next((point for point in found if point.value == value), None)
+
+
+def _word(record: PluginRecord) -> str:
+    """Return what names ``module:attribute`` outside of the script, on the command line or in the environment."""
+    return "" if record.reason.startswith("Trainer(") else record.reason
 
 
 def _listed(project: ModuleType) -> list[Any]:

@@ -6,12 +6,13 @@ import inspect
 from typing import TYPE_CHECKING, Any
 
 from . import guards
-from .errors import add_note
+from .call_site import wrong_call
+from .errors import ControlFlow, TrainhooksError, UsageError, add_note, message_of
 from .hookspecs import ONE_BY_ONE
 from .manager import ENGINE
 
 if TYPE_CHECKING:
-    from types import CodeType, FrameType
+    from types import CodeType, FrameType, TracebackType
 
     from .manager import Implementation, PluginManager
 
@@ -19,32 +20,43 @@ _MARK = "raised in "
 _GUARDS = inspect.getfile(guards)
 
 
-def note_origin(exception: BaseException, manager: PluginManager, step: int, origin: Implementation | None = None) -> None:
+def note_origin(exception: BaseException, manager: PluginManager, step: int) -> None:
     """Add a note that names the plugin, its distribution and version, the hook, the step, and how to go on without it.
+
+    A wrong call of ours, whose error is shown without a traceback, is named by its line, too.
 
     Args:
         exception: What is about to leave the run; keeps its type and traceback.
         manager: Whose plugins are looked for.
         step: Index of the running step.
-        origin: The implementation, where the caller knows it.
     """
     if any(note.startswith(_MARK) for note in getattr(exception, "__notes__", ())):
         return
-    found = origin or find_origin(exception, manager)
-    if found is None or found.plugin.name == ENGINE:
+    found, inner = _origin(exception, manager)
+    if found is None:
         return
-    plugin = found.plugin
-    if plugin.source == "object":
+    plugin, line = found.plugin, wrong_call(inner) if isinstance(exception, TrainhooksError) else None
+    if plugin.name == ENGINE:
+        if line is not None:  # in a model, a loss or a dataset
+            add_note(exception, f"{_MARK}{line} at step {step}")
+        return
+    if plugin.source == "object" and not plugin.word:
         advice = f"; leave it out of Trainer(plugins=...) or call trainer.unregister({plugin.name!r}) to go on without it"
     elif inspect.ismodule(plugin.object) and plugin.source == "project":
         advice = ""  # a project is nothing without its file
     else:
         advice = f"; rerun with -p no:{plugin.name} to go on without it"
-    add_note(exception, f"{_MARK}{found.hook}() of {plugin} at step {step}{advice}")
+    where = f", {line}" if line is not None else ""
+    add_note(exception, f"{_MARK}{found.hook}() of {plugin} at step {step}{where}{advice}")
 
 
 def find_origin(exception: BaseException, manager: PluginManager) -> Implementation | None:
     """Return the innermost hook implementation in the traceback, the engine's own included."""
+    return _origin(exception, manager)[0]
+
+
+def _origin(exception: BaseException, manager: PluginManager) -> tuple[Implementation | None, TracebackType | None]:
+    """Return the innermost hook implementation, and the traceback from it on."""
     everybody = [i for hook in vars(manager.hooks).keys() | ONE_BY_ONE for i in manager.implementations(hook)]
     everybody += [i for plugin in manager.former for i in plugin.implementations.values()]
     # By identity: code objects of two modules with the same text on the same lines are equal.
@@ -53,18 +65,20 @@ def find_origin(exception: BaseException, manager: PluginManager) -> Implementat
         for code in _codes(implementation):
             by_code.setdefault(id(code), []).append((code, implementation))
 
-    found: Implementation | None = None
+    found, inner = None, None
     if isinstance(exception, RuntimeError) and isinstance(exception.__cause__, StopIteration):
         exception = exception.__cause__  # Python's conversion where a generator lets it out; the frames are with the cause
+    if isinstance(exception, UsageError) and isinstance(exception.__cause__, ControlFlow):
+        exception = exception.__cause__  # our own, of a request that nobody could serve
     traceback = exception.__traceback__
     while traceback is not None:
         candidates = [one for _, one in by_code.get(id(traceback.tb_frame.f_code), ())]
         if candidates:
-            found = _owner(candidates, traceback.tb_frame)
+            found, inner = _owner(candidates, traceback.tb_frame), traceback
         traceback = traceback.tb_next
-    if isinstance(exception, RuntimeError) and "wrap_controller at" in str(exception):
+    if isinstance(exception, RuntimeError) and "wrap_controller at" in message_of(exception):
         found = _misbehaving_wrapper(str(exception), by_code) or found
-    return found
+    return found, inner
 
 
 def _codes(implementation: Implementation) -> list[CodeType]:

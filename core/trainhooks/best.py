@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import re
 from typing import Any, Literal
 
 from .errors import OptionError
+
+log = logging.getLogger("trainhooks")
 
 Mode = Literal["auto", "min", "max"]
 
@@ -66,9 +69,14 @@ class Best:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the value and its step."""
-        return {"metric": self.metric, "value": self.value, "step": self.step}
+        return {"metric": self.metric, "mode": self.mode, "value": self.value, "step": self.step}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore them, unless they belong to another metric."""
-        if state["metric"] == self.metric:
+        """Restore them, unless they belong to another metric or direction."""
+        metric, mode = state["metric"], state.get("mode", self.mode)  # no mode in checkpoints of before version 0.2
+        if (metric, mode) == (self.metric, self.mode):
             self.value, self.step = state["value"], state["step"]
+        elif state["value"] is not None:
+            log.warning(
+                "the best %s (%s) begins anew, the checkpoint has that of %s (%s)", self.metric, self.mode, metric, mode
+            )

@@ -7,11 +7,12 @@ may have written the file by hand.
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, get_args
 
 from torch import Tensor
 
 from .errors import CheckpointError, UsageError
+from .series import Ranks, Reduce
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -44,6 +45,11 @@ def check_state(state: StateDict, needed: tuple[str, ...] | None = None) -> None
             raise CheckpointError(message)
 
 
+def is_registered(name: str) -> bool:
+    """Return whether a part of a state may be that of an object in ``trainer.stateful``, and of no plugin, model or optimizer."""
+    return name not in (*_PARTS, "model", "loss") and not name.startswith(("plugins/", "optimizers/"))
+
+
 def check_names(state: StateDict, objects: Collection[str], *, model: object, weights_only: bool) -> None:
     """Refuse a state whose model and optimizers are not those that are to be restored: one that is left out would start anew.
 
@@ -67,13 +73,20 @@ def check_names(state: StateDict, objects: Collection[str], *, model: object, we
     if weights_only:
         here, there = here & {"model"}, there & {"model"} & here
     if here != there:
-        parts = [
-            f"{what} {', '.join(sorted(names))}"
-            for what, names in (("missing", here - there), ("unexpected", there - here))
-            if names
-        ]
-        message = f"the checkpoint holds other objects than this run has: {'; '.join(parts)}; give the run the same ones by these names"
+        what = name_differences(here, there)
+        message = f"the checkpoint holds other objects than this run has: {what}; give the run the same ones by these names"
         raise CheckpointError(message)
+
+
+def name_differences(here: set[str], there: set[str]) -> str:
+    """Return in words which names a checkpoint lacks, and which it has besides.
+
+    Args:
+        here: Those of the run.
+        there: Those of the checkpoint.
+    """
+    parts = (("missing", here - there), ("unexpected", there - here))
+    return "; ".join(f"{what} {', '.join(sorted(names))}" for what, names in parts if names)
 
 
 def _run(part: Any) -> str | None:
@@ -82,13 +95,21 @@ def _run(part: Any) -> str | None:
     wrong = [name for name in _COUNTERS if not _is_count(part.get(name))]
     if wrong:
         return f"{wrong[0]} is {_short(part.get(wrong[0]))}"
+    planned = part.get("planned", [0, 0])
+    if not _all(planned, list, _is_count) or len(planned) != 2:  # noqa: PLR2004 - steps and updates
+        return f"planned is {_short(planned)}"
     return None if _all(part.get("owed"), list, _is_text) else "owed is no list of splits"
 
 
 def _metrics(part: Any) -> str | None:
     if not isinstance(part, dict) or not _named(part.get("latest"), _is_number):
         return "latest are no numbers by name"
-    return None if _named(part.get("epoch"), _is_series) else "epoch are no series by name"
+    if not _named(part.get("epoch"), _is_series):
+        return "epoch are no series by name"
+    for name, fits in _IN_METRICS.items():  # which older checkpoints lack
+        if name in part and not fits(part[name]):
+            return f"{name} is {_short(part[name])}"
+    return None
 
 
 def _evaluated(part: Any) -> str | None:
@@ -166,6 +187,29 @@ def _is_series(value: object) -> bool:
     return isinstance(value, list | tuple) and len(value) == 3 and _is_text(value[0]) and all(map(_is_number, value[1:]))  # noqa: PLR2004
 
 
+def _is_pending(value: object) -> bool:
+    if not isinstance(value, dict) or value.get("reduce") not in get_args(Reduce) or value.get("ranks") not in get_args(Ranks):
+        return False
+    values, weights = value.get("values"), value.get("weights")
+    folded = value.get("folded", "") is None or _is_number(value.get("folded"))
+    return _are_numbers(values) and _are_numbers(weights) and folded and _is_number(value.get("folded_weight"))
+
+
+def _are_losses(value: Any) -> bool:
+    if not _all(value, list, lambda one: isinstance(one, list)) or len(value) != 2:  # noqa: PLR2004
+        return False
+    losses, sizes = value
+    return len(losses) == len(sizes) and all(one is None or _is_number(one) for one in losses) and _are_numbers(sizes)
+
+
+def _are_medians(value: Any) -> bool:
+    return _all(value, list, lambda one: _named(one, _are_numbers)) and len(value) == 2  # noqa: PLR2004
+
+
+def _are_numbers(value: object) -> bool:
+    return _all(value, list, _is_number)
+
+
 def _is_locked(value: object) -> bool:
     if not isinstance(value, dict) or not _is_text(value.get("name")) or not _named(value.get("options"), lambda _: True):
         return False
@@ -183,3 +227,13 @@ def _all(part: object, kind: type, fits: Callable[[Any], bool]) -> bool:
 def _short(value: object) -> str:
     text = repr(value) if not isinstance(value, int) or abs(value) < 1 << 70 else f"a number of {value.bit_length()} bits"
     return text if len(text) <= 50 else f"{text[:50]}..."  # noqa: PLR2004
+
+
+_IN_METRICS: Final[dict[str, Callable[[Any], bool]]] = {
+    "evaluated": lambda value: _named(value, _is_series),
+    "medians": _are_medians,
+    "series": lambda value: _named(value, _is_pending),
+    "losses": _are_losses,
+    "recent": lambda value: _named(value, _are_numbers),
+    "trained": lambda value: _all(value, list, _is_text),
+}

@@ -6,14 +6,16 @@ environment, the command line.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .errors import OptionError, UsageError
-from .options import Given
+from .options import NOTHING, Given
 from .suggest import suggestion
 
 if TYPE_CHECKING:
@@ -89,7 +91,7 @@ class Config:
     def add_file(self, path: Path) -> None:
         """Add a TOML file: ``[tool.trainhooks]``, or the same tables at the top of ``trainhooks.toml``."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = path.read_text(encoding="utf-8-sig")
             content = tomllib.loads(text)
         except (OSError, UnicodeDecodeError) as error:
             message = f"cannot read {path}: {error}"
@@ -104,6 +106,11 @@ class Config:
             message = f"[tool.trainhooks] of {path.name} must be a table, not {table!r}"
             raise OptionError(message)
         prefix: tuple[str, ...] = ("tool", "trainhooks")
+        for name in tool if isinstance(tool, dict) else ():
+            if name != "trainhooks" and re.sub("[^a-z]", "", name.lower()) in ("trainhook", "trainhooks"):
+                origin = _Origins(path, text, ("tool",)).of((name,), None)
+                message = f"unknown table {origin}; did you mean [tool.trainhooks]?"
+                raise OptionError(message)
         if path.name != "pyproject.toml":
             top = {key: value for key, value in content.items() if key != "tool" or not isinstance(tool, dict)}
             if table is None:
@@ -165,26 +172,27 @@ class Config:
     def add_command_line(self, plugins: Iterable[str] = (), options: Iterable[str] = (), settings: Iterable[str] = ()) -> None:
         """Add ``-p NAME`` / ``-p no:NAME``, ``-o NAME.key=value`` and ``--set key=value``."""
         self.choose(plugins, "-p", COMMAND_LINE)
+        said: dict[tuple[str, ...], Given] = {}
         for word in options:
             target, equals, text = word.partition("=")
-            plugin, dot, name = target.rpartition(".")
-            if not (equals and dot and plugin and name):
+            # a plugin's name has no dot; module:attribute has a colon, and may have dots
+            parts = target.rsplit(".", 1) if ":" in target else target.split(".")
+            if not equals or len(parts) == 1 or not all(parts):
                 message = f"-o {word}: write it as PLUGIN.KEY=VALUE"
                 raise UsageError(message)
-            first, dot, _ = plugin.partition(".")
-            if dot and ":" not in plugin:  # a plugin's name has no dot, and module:attribute a colon
-                message = (
-                    f"-o {word}: write a key inside of an option as a table, -o {first}.{target.split('.')[1]}={{{name}=...}}"
-                )
-                raise UsageError(message)
-            self.choices.append(Choice(plugin, True, f"-o {word}", COMMAND_LINE))
-            _set_once(self.plugins.setdefault(plugin, {}), name, _typed(text, f"-o {word}"))
+            plugin, name, *inner = parts
+            new = _typed(text, f"-o {word}")
+            _say_once(said, (plugin, name, *inner), new)
+            self.choices.append(Choice(plugin, True, new.origin, COMMAND_LINE))
+            known = self.plugins.setdefault(plugin, {})
+            known[name] = _inside(known.get(name), inner, new) if inner else new
         for word in settings:
             name, equals, text = word.partition("=")
             if not (equals and name):
                 message = f"--set {word}: write it as KEY=VALUE"
                 raise UsageError(message)
-            _set_once(self.settings, name, _typed(text, f"--set {word}"))
+            self.settings[name] = _typed(text, f"--set {word}")
+            _say_once(said, ("--set", name), self.settings[name])
 
     def choose(self, words: Iterable[str], origin: str, strength: int) -> None:
         """Add words of the form ``NAME`` and ``no:NAME``."""
@@ -293,21 +301,43 @@ def _table(table: Mapping[str, Any], key: str, origins: _Origins) -> dict[str, A
 
 
 def _typed(text: str, origin: str) -> Given:
-    """Read a value as TOML would; a bare word is text."""
+    """Read a value as TOML would, or a table or list as JSON; a bare word is text."""
     try:
         read = tomllib.loads(f"value = {text}")
     except tomllib.TOMLDecodeError:
         read = {}
-    return Given(read["value"] if len(read) == 1 else text, origin, text)
+    if len(read) == 1:
+        return Given(read["value"], origin, text)
+    return Given(_json(text) if text[:1] in ("{", "[") else text, origin, text)
 
 
-def _set_once(values: dict[str, Given], name: str, new: Given) -> None:
-    """Set a value of the command line, which may replace one of a weaker layer but not contradict itself."""
-    old = values.get(name)
-    if old is not None and old.text is not None and old.text != new.text:
-        message = f"{old.origin} and {new.origin} contradict each other; drop one"
-        raise UsageError(message)
-    values[name] = new
+def _json(text: str) -> Any:
+    """Return what a text is in JSON, the text where it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _inside(old: Given | None, keys: list[str], new: Given) -> Given:
+    """Return a table with a value at ``keys``; what a weaker layer or another word of the command line has beside it stays."""
+    table = deepcopy(old.value) if old is not None and isinstance(old.value, dict) else {}
+    inner = table
+    for key in keys[:-1]:
+        inner[key] = inner[key] if isinstance(inner.get(key), dict) else {}
+        inner = inner[key]
+    inner[keys[-1]] = None if new.text in NOTHING else new.value
+    return Given(table, f"{old.origin}, {new.origin}" if old is not None else new.origin)
+
+
+def _say_once(said: dict[tuple[str, ...], Given], path: tuple[str, ...], new: Given) -> None:
+    """Take note of a value of the command line, which may replace one of a weaker layer but not contradict itself."""
+    for other, old in said.items():
+        shorter = min(len(path), len(other))
+        if path[:shorter] == other[:shorter] and (path != other or old.text != new.text):
+            message = f"{old.origin} and {new.origin} contradict each other; drop one"
+            raise UsageError(message)
+    said[path] = new
 
 
 def _check_autoload(given: Given) -> None:

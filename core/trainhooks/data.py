@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence, Sized
+from dataclasses import fields, is_dataclass
 from itertools import islice
+from numbers import Number
+from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader
 
-from .errors import DataError
+from .errors import DataError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -71,6 +74,22 @@ def length_of(loader: object) -> int | None:
         return None
 
 
+def check_loader(loader: object, what: str) -> None:
+    """Raise if a loader cannot be read.
+
+    Args:
+        loader: What should be one.
+        what: Where it comes from, for the message.
+
+    Raises:
+        UsageError: It cannot.
+    """
+    if isinstance(loader, type | str) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+        kind = f"the class {loader.__name__}" if isinstance(loader, type) else f"{type(loader).__name__}: {loader!r:.60}"
+        message = f"{what} {kind}; a loader is an iterable of batches, such as DataLoader(dataset, batch_size=32)"
+        raise UsageError(message)
+
+
 def read_epoch(loader: Iterable[Batch], length: int | None) -> Iterator[Batch]:
     """Iterate one epoch of ``loader``: ``length`` batches at most.
 
@@ -99,6 +118,17 @@ def generators_of(loader: object) -> list[torch.Generator]:
         candidates = [getattr(owner, "generator", None), *getattr(owner, "__dict__", {}).values()]
         found |= {id(one): one for one in candidates if isinstance(one, torch.Generator)}
     return list(found.values())
+
+
+def keep_generators(loader: object) -> Callable[[], None]:
+    """Keep the states of the generators that a loader and its samplers draw from; return what puts them back."""
+    states = [(generator, generator.get_state()) for generator in generators_of(loader)]
+
+    def put_back() -> None:
+        for generator, state in states:
+            generator.set_state(state)
+
+    return put_back
 
 
 def no_batches(loader: object, what: str) -> DataError:
@@ -148,28 +178,57 @@ def _like(batch: dict[Any, Any], moved: dict[Any, Any]) -> Any:
 
 
 def batch_size(batch: Batch) -> int:
-    """Return the length of the first tensor's first dimension, or of a plain sequence; 1 where neither is found.
+    """Return the length of the first array that has one, however nested, or of a plain sequence; 1 where neither is found.
 
-    A list of mappings with the same keys is taken for a list of samples (Detectron2), a tuple of tuples for one whose samples
-    are not stacked (``tuple(zip(*samples))`` as ``collate_fn``), unless a tensor beside them says how many there are.
+    A list of mappings with the same keys is taken for a list of samples (Detectron2), as is one of tuples with a number or an array
+    without dimensions in them; a tuple of tuples for one whose samples are not stacked (``tuple(zip(*samples))`` as
+    ``collate_fn``), unless an array beside them says how many there are.
     """
-    first = batch[0] if isinstance(batch, tuple | list) and batch else batch
-    if isinstance(first, torch.Tensor):
-        return first.shape[0] if first.ndim else 1
-    if isinstance(first, Mapping):
-        if isinstance(batch, list) and all(isinstance(item, Mapping) and item.keys() == first.keys() for item in batch):
-            return len(batch)
-        return _first_length(first.values()) or 1
-    if first is batch:
-        return 1
+    if not isinstance(batch, tuple | list) or not batch:
+        length = _first_length(batch)
+        return length if length is not None else _first_count(batch) or 1
+    first = batch[0]
+    if isinstance(first, torch.Tensor) and first.ndim:
+        return first.shape[0]
+    if isinstance(batch, list) and _are_samples(batch, first):
+        return len(batch)
     if isinstance(first, tuple | list):
-        return _first_length(batch[1:]) or len(first)
-    return len(batch)
+        return _first_length([one for one in batch[1:] if not isinstance(one, tuple | list)]) or len(first)
+    return _first_length(batch) or len(batch)
 
 
-def _first_length(values: Iterable[Any]) -> int | None:
-    lengths = (value.shape[0] for value in values if isinstance(value, torch.Tensor) and value.ndim)
-    return next(lengths, None)
+def _are_samples(batch: list[Any], first: Any) -> bool:
+    if isinstance(first, Mapping):
+        return all(isinstance(item, Mapping) and item.keys() == first.keys() for item in batch)
+    has_number = isinstance(first, tuple) and any(isinstance(one, Number) or getattr(one, "shape", None) == () for one in first)
+    return has_number and all(isinstance(item, tuple) and len(item) == len(first) for item in batch)
+
+
+def _first_length(value: Any) -> int | None:
+    """Return the length of the first array with dimensions in a value."""
+    if getattr(value, "ndim", 0) and hasattr(value, "shape"):
+        return int(value.shape[0])
+    return next((length for one in _parts(value) if (length := _first_length(one)) is not None), None)
+
+
+def _first_count(value: Any) -> int | None:
+    return next((len(one) for one in _parts(value) if isinstance(one, tuple | list)), None)
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, Mapping):
+        return value.values()
+    if isinstance(value, tuple | list):
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, field.name, None) for field in fields(value)]
+    return ()
+
+
+def is_call_of_model(error: TypeError) -> bool:
+    """Return whether a model could not be called with what it was given, other than that something in it failed."""
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    return frame.f_code.co_name in ("_call_impl", call_model.__name__)
 
 
 def call_model(model: nn.Module, batch: Batch) -> Any:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from torch import Tensor, nn
 
+from .compiled import plain_name
 from .optimizers import ByName
 
 if TYPE_CHECKING:
@@ -16,21 +17,33 @@ if TYPE_CHECKING:
 
 #: Settings that a checkpoint brings with it: what was drawn with the seed goes on.
 _OF_THE_CHECKPOINT: Final = ("seed",)
+#: Settings of which ``None`` means that nobody knew them.
+_MAY_BE_UNKNOWN: Final = ("batch_size",)
 
 
 def setting_differences(trainer: Trainer, state: StateDict) -> list[str]:
     """Return a sentence for each setting, and each option of an optimizer, that is not what the checkpoint was made with."""
-    sentences = []
-    given = trainer.given_settings()
+    sentences, decided = [], _decided(trainer, state)
+    given = {name: value for name, value in trainer.given_settings().items() if name not in decided}
     for name, saved in state.get("settings", {}).items():
-        if name in given and given[name] not in (saved, None):
+        if name in given and given[name] not in (saved, None) and (saved is not None or name not in _MAY_BE_UNKNOWN):
             used = saved if name in _OF_THE_CHECKPOINT else given[name]
             sentences.append(f"{name} saved {saved}, given {given[name]}, using {used}")
     for name in trainer.optimizers:
         optimizer = trainer.stateful.get(f"optimizers/{name}")
         if isinstance(optimizer, ByName) and f"optimizers/{name}" in state:
-            sentences += [f"{name}: {difference}" for difference in optimizer.differences(state[f"optimizers/{name}"])]
-    return sentences + _dtype_differences(trainer.stateful.get("model"), state.get("model"))
+            sentences += [f"{name}: {difference}" for difference in optimizer.differences(state[f"optimizers/{name}"], decided)]
+    return sentences + _dtype_differences(trainer.model, state.get("model"))
+
+
+def _decided(trainer: Trainer, state: StateDict) -> set[str]:
+    """Return the settings and options that plugins set, whatever is given: those that they name in ``decided_settings``."""
+    names: set[str] = set()
+    for name, plugin in trainer.plugins.items():
+        decides: Any = getattr(plugin, "decided_settings", None)
+        if decides is not None:
+            names |= set(decides(state.get(f"plugins/{name}")))
+    return names
 
 
 def _dtype_differences(model: object, state: object) -> list[str]:
@@ -38,7 +51,8 @@ def _dtype_differences(model: object, state: object) -> list[str]:
     if not isinstance(model, nn.Module) or not isinstance(state, dict):
         return []
     sentences: dict[tuple[str, str], str] = {}
-    for name, now in [*model.named_parameters(), *model.named_buffers()]:
+    for its_name, now in [*model.named_parameters(), *model.named_buffers()]:
+        name = plain_name(its_name)
         was = state.get(name)
         if isinstance(was, Tensor) and was.dtype != now.dtype:
             one, other = (str(dtype).removeprefix("torch.") for dtype in (was.dtype, now.dtype))

@@ -25,6 +25,9 @@ OPTIONAL_GROUP: Final = "trainhooks.optional"
 
 State = Literal["active", "available", "disabled", "failed", "shadowed"]
 
+#: Trackers whose plugins are distributions of this project, ``trainhooks-NAME``, that have to be installed.
+_TRACKERS: Final = frozenset({"clearml", "comet", "dvclive", "mlflow", "swanlab", "tensorboard", "trackio", "wandb"})
+
 
 @dataclass(frozen=True)
 class Found:
@@ -52,7 +55,9 @@ class Found:
         """
         try:
             return EntryPoint(self.name, self.value, GROUP).load()
-        except (Exception, SystemExit) as error:
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except BaseException as error:  # pytest.skip() in a module is none of Exception
             from .project import format_frames
 
             frames = format_frames(error)
@@ -163,21 +168,26 @@ def _add_named(records: dict[str, PluginRecord], config: Config, given: frozense
         elif at and base in records:
             records[choice.name] = PluginRecord(choice.name, "active", choice.origin, records[base].found, records[base].rivals)
         else:
+            hint = f"; pip install trainhooks-{choice.name} adds it" if choice.name in _TRACKERS else ""
             message = (
-                f"no plugin is named {choice.name!r}, in {choice.origin}{suggestion(choice.name, records)}; "
+                f"no plugin is named {choice.name!r}, in {choice.origin}{suggestion(choice.name, [*records, *given])}{hint}; "
                 "`trainhooks plugins` lists all"
             )
             raise PluginNotFoundError(message)
 
 
 def unmatched_blocks(found: Iterable[Found], config: Config, others: Iterable[str]) -> list[str]:
-    """Return a sentence for each ``no:NAME`` that matches nothing."""
+    """Return a sentence for each ``no:NAME``, and each name that ``autoload`` lists, that matches nothing."""
     known = {one.name for one in found} | {one.distribution for one in found} | set(others)
     known |= {choice.name for choice in config.choices if choice.wanted}
     return [
         f"{choice.origin}: no plugin is named {choice.name!r}, nothing was taken out{suggestion(choice.name, known)}"
         for choice in config.choices
         if not choice.wanted and choice.name not in known
+    ] + [
+        f"'autoload' in {config.autoload.origin}: no plugin is named {name!r}{suggestion(name, known)}"
+        for name in (config.autoload.value if isinstance(config.autoload.value, list) else ())
+        if name not in known
     ]
 
 

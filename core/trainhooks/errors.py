@@ -24,10 +24,11 @@ from __future__ import annotations
 
 import signal
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 
 class TrainhooksError(Exception):
@@ -101,6 +102,9 @@ class ControlFlow(Exception):  # noqa: N818 - a request, not an error
         reason: Why, in words that a log line can show.
     """
 
+    #: Where it may be raised, in words.
+    place: ClassVar[str] = "in a step"
+
     def __init__(self, reason: str = "") -> None:
         self.reason = reason
         super().__init__(reason)
@@ -109,9 +113,13 @@ class ControlFlow(Exception):  # noqa: N818 - a request, not an error
 class SkipStep(ControlFlow):
     """Raised in ``prepare_batch``, ``before_step`` or a part of ``train_step``: drop this batch."""
 
+    place = "in prepare_batch, before_step or a part of train_step"
+
 
 class SkipEpoch(ControlFlow):
-    """Raised in any hook of an epoch: end this epoch and go on with the next."""
+    """Raised in ``before_epoch`` or a hook of a step: end this epoch and go on with the next."""
+
+    place = "in before_epoch or a hook of a step"
 
 
 class Terminated(SystemExit):
@@ -141,3 +149,29 @@ def add_note(exception: BaseException, note: str) -> None:
         exception.add_note(note)
     else:
         vars(exception)["__notes__"] = [*getattr(exception, "__notes__", ()), note]
+
+
+def message_of(exception: BaseException) -> str:
+    """Return the message of anybody's exception, whose ``__str__`` may fail itself."""
+    try:
+        return str(exception)
+    except Exception as error:
+        return f"(its __str__ fails with {type(error).__name__})"
+
+
+@contextmanager
+def no_stray_requests() -> Iterator[None]:
+    """Turn a request to skip a step or an epoch, raised where there is none to skip, into an error.
+
+    Raises:
+        UsageError: There was one.
+    """
+    try:
+        yield
+    except ControlFlow as request:
+        kind = type(request)
+        message = f"{kind.__name__}({request.reason!r}) was raised where there is nothing to skip: raise it {kind.place}"
+        error = UsageError(message)
+        for note in getattr(request, "__notes__", ()):
+            add_note(error, note)
+        raise error from request

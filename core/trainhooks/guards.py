@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 from .errors import ControlFlow
 
 if TYPE_CHECKING:
+    import weakref
     from collections.abc import Callable, Generator
 
     from .manager import Plugin
+    from .trainer import Trainer
 
 log = logging.getLogger("trainhooks")
 
@@ -78,6 +80,19 @@ def guard_wrapper(
         return result
 
     return guarded
+
+
+def note_update(function: Callable[..., Any], owner: weakref.ref[Trainer]) -> Callable[..., Any]:
+    """Tell the trainer when ``function`` has stepped the optimizers, so that it knows even if a wrapper raises afterwards."""
+
+    @functools.wraps(function)
+    def noted(*args: Any, **kwargs: Any) -> Any:
+        updated = function(*args, **kwargs)
+        if updated and (trainer := owner()) is not None:
+            trainer._in_update = True
+        return updated
+
+    return noted
 
 
 def report_declined(

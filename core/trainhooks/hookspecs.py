@@ -34,7 +34,8 @@
     evaluate: before_eval, (eval_step, after_eval_step) for each batch, after_eval
     predict: before_predict, (predict_step, after_predict_step) for each batch, after_predict
     save_checkpoint: on_save before writing, after_save afterwards
-    report_metrics, report_artifact              on the reporter thread
+    report_start, report_metrics, report_media,
+    report_artifact, report_end                  on a thread of each reporter's own
 
 A *stage* is a piece of the engine's work: the first implementation that returns a value other than ``None`` does it, the
 engine's own is asked last. An *event* is a notification: every implementation is called, return values are ignored.
@@ -53,17 +54,19 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn, optim
 
+    from .media import Media
     from .metrics import Record
-    from .reporter import RunInfo
+    from .run_info import RunInfo
     from .state import Outcome
     from .trainer import Trainer
     from .types import Batch, Metrics, Output, StateDict
 
+#: Events of reporters, each called on the thread of the reporter.
+REPORTS: Final = ("report_start", "report_metrics", "report_media", "report_artifact", "report_end")
+
 #: Events that are called plugin by plugin, so that one failing plugin does not keep the others from being called.
 #: They cannot be wrapped.
-ONE_BY_ONE: Final = frozenset(
-    {"configure", "setup", "after_train", "on_exception", "teardown", "report_metrics", "report_artifact"}
-)
+ONE_BY_ONE: Final = frozenset({"configure", "setup", "after_train", "on_exception", "teardown", *REPORTS})
 
 #: Stages that may have no result.
 OPTIONAL_RESULT: Final = frozenset({"clip_gradients"})
@@ -448,7 +451,8 @@ def update_due(trainer: Trainer, batch: Batch) -> bool | None:
 def count_updates(trainer: Trainer, epoch: int, steps: int) -> int | None:
     """Say how many updates the first steps of an epoch make, so that the length of a run is known in updates.
 
-    Called when a schedule is planned (``trainer.total_updates``, ``trainer.updates_until``), not in each step.
+    Called when a schedule is planned (``trainer.total_updates``, ``trainer.updates_until``), and when a checkpoint
+    is saved, not in each step.
 
     By default as many as there are steps. Whoever replaces ``update_due`` by a rule of its own answers here too; if nobody does,
     the number of updates is not known in advance.
@@ -494,8 +498,8 @@ def train_step(trainer: Trainer, batch: Batch, update_due: bool) -> Output | Non
         update_due: Whether the optimizer is due after this batch.
 
     Returns:
-        Named values, ``"loss"`` among them where there is one. They may still have their graph: what ``after_step`` and the
-        metrics get is detached. ``None`` declines.
+        Named values, ``"loss"`` among them where there is one; ``"weight"`` says for how much the batch counts in their means.
+        They may still have their graph: what ``after_step`` and the metrics get is detached. ``None`` declines.
 
     Wrappers surround the whole step. They cannot repeat it: for that replace the stage and use ``trainer.call_others``.
 
@@ -530,7 +534,8 @@ def compute_loss(trainer: Trainer, batch: Batch) -> Tensor | Mapping[str, Any] |
 
     Returns:
         A scalar tensor, or named tensors: ``"loss"`` if present is the one to minimise, otherwise their sum is; or an
-        object with ``.loss``. ``None`` declines.
+        object with ``.loss``. ``"weight"`` among them is no loss: it says for how much the batch counts in the means of training
+        and evaluation. ``None`` declines.
 
     Wrappers see the returned value and may return another.
 
@@ -776,7 +781,8 @@ def after_train_epoch(trainer: Trainer, epoch: int) -> None:
 def after_epoch(trainer: Trainer, epoch: int, metrics: Metrics) -> None:
     """End an epoch.
 
-    Called after ``after_train_epoch`` and the epoch's evaluation, before its checkpoint.
+    Called after ``after_train_epoch`` and the epoch's evaluation, before its checkpoint. What is logged here is recorded at this
+    step, in this epoch.
 
     By default nothing happens.
 
@@ -1229,11 +1235,41 @@ def after_save(trainer: Trainer, path: Path, kind: str) -> None:
 
 
 @hookspec
+def report_start(run: RunInfo) -> None:
+    """Open what is reported to: a file, or the run at a tracking server.
+
+    Called once, before anybody's ``before_train``, in runs that train; the engine waits for it, but not longer than 10
+    seconds. A plugin that is registered later is told then, of a run that is resumed from there. Called on the reporter's own thread, as are the hooks below; an error in one of them is warned of once, the call is
+    repeated after a while, and the training goes on. Only a plugin with ``on_error = "raise"`` ends the run by it.
+
+    By default nothing happens.
+
+    Args:
+        run: What a reporter needs to know of the run; immutable. A run that is resumed has the ``id`` that it had.
+
+    Cannot be wrapped: it is called plugin by plugin.
+
+    In distributed runs the main rank calls it.
+
+    Example:
+        >>> @hookimpl
+        ... def report_start(self, run):
+        ...     self.client = tracker.open(run.id, name=run.name, config=dict(run.hyperparameters))
+    """
+
+
+@hookspec
 def report_metrics(run: RunInfo, records: Sequence[Record]) -> None:
     """Pass metrics on to a file, a terminal or a tracking server.
 
-    Called on the reporter thread with everything that was flushed since the last call, so that a slow or dead server
-    cannot slow training. On a clean end all records are delivered before ``teardown``.
+    Called on the reporter's thread with what was flushed, one record a call or, where the plugin has an attribute
+    ``records_per_call``, with up to so many. When it raises, it gets the same records again. An ``OSError``, of which those of
+    connections and time limits are kinds, means that the service is away: the records wait for it. With any other error they
+    are given up after three attempts, counted, and reported at the end. What is queued at the end of the run is
+    delivered before ``report_end``.
+
+    A plugin with ``knows_what_arrived = True`` is offered again, when a run is resumed, the records that had not arrived when
+    its checkpoint was saved; it leaves out those that did arrive after all.
 
     By default nothing happens.
 
@@ -1254,10 +1290,37 @@ def report_metrics(run: RunInfo, records: Sequence[Record]) -> None:
 
 
 @hookspec
-def report_artifact(run: RunInfo, path: Path, name: str, kind: str) -> None:
+def report_media(run: RunInfo, items: Sequence[Media]) -> None:
+    """Pass images, text, histograms and tables on.
+
+    Called on the reporter's thread, in order with ``report_metrics`` and under the same rules, for what ``trainer.log_image``,
+    ``log_text``, ``log_histogram`` and ``log_table`` took.
+
+    By default nothing happens.
+
+    Args:
+        run: What a reporter needs to know of the run; immutable.
+        items: Objects of ``trainhooks.media``: ``Image``, ``Text``, ``Histogram``, ``Table``.
+
+    Cannot be wrapped: it is called plugin by plugin.
+
+    In distributed runs the main rank calls it.
+
+    Example:
+        >>> @hookimpl
+        ... def report_media(self, items):
+        ...     for item in items:
+        ...         if isinstance(item, Image):
+        ...             self.client.log_image(item.name, item.pixels.numpy(), step=item.step)
+    """
+
+
+@hookspec
+def report_artifact(run: RunInfo, path: Path, name: str, kind: str, step: int, update: int, epoch: int, time: float) -> None:
     """Pass a file on to a tracking server.
 
-    Called on the reporter thread, in order with ``report_metrics``, for each ``trainer.log_artifact``.
+    Called on the reporter's thread, in order with ``report_metrics`` and under the same rules, for each
+    ``trainer.log_artifact``.
 
     By default nothing happens.
 
@@ -1266,6 +1329,10 @@ def report_artifact(run: RunInfo, path: Path, name: str, kind: str) -> None:
         path: The file or folder. It may be gone by the time of the call.
         name: How it is to be called.
         kind: ``"checkpoint"``, ``"file"``, or what the caller gave.
+        step: Steps done when it was logged.
+        update: Updates done.
+        epoch: Epochs done.
+        time: Seconds since the epoch of the clock (``time.time``).
 
     Cannot be wrapped: it is called plugin by plugin.
 
@@ -1273,6 +1340,30 @@ def report_artifact(run: RunInfo, path: Path, name: str, kind: str) -> None:
 
     Example:
         >>> @hookimpl
-        ... def report_artifact(self, path, name):
-        ...     self.client.upload(path, name)
+        ... def report_artifact(self, path, name, step):
+        ...     self.client.upload(path, name, step=step)
+    """
+
+
+@hookspec
+def report_end(run: RunInfo, outcome: Outcome) -> None:
+    """Close what ``report_start`` opened, with how the run ended.
+
+    Called once, after everybody's ``teardown`` and after all that was logged has been delivered, however the run ended,
+    unless ``report_start`` never succeeded; at most ``report_timeout_s`` are waited for all of this together.
+
+    By default nothing happens.
+
+    Args:
+        run: What a reporter needs to know of the run; immutable.
+        outcome: ``outcome.status`` is ``"completed"``, ``"stopped"``, ``"interrupted"`` or ``"failed"``.
+
+    Cannot be wrapped: it is called plugin by plugin.
+
+    In distributed runs the main rank calls it.
+
+    Example:
+        >>> @hookimpl
+        ... def report_end(self, outcome):
+        ...     self.client.finish(failed=outcome.status == "failed")
     """

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .data import batch_size, call_model, generators_of, no_batches, to_device, twin_of
+from .data import batch_size, call_model, generators_of, length_of, no_batches, to_device, twin_of
 from .errors import ControlFlow, DataError, SkipStep, UsageError
 from .loop import named_loss
 from .markers import hookimpl
-from .metrics import Series, is_scalar, to_host
+from .scalars import has_one_element, is_scalar, kept, number_of, output_weight
+from .series import Series, to_host
 from .workers import reader_of
 
 if TYPE_CHECKING:
@@ -46,6 +46,7 @@ def evaluate(trainer: Trainer, split: str) -> Metrics:
             if hooks.after_eval_step is not None:
                 hooks.after_eval_step(trainer=trainer, batch=batch, output=output, split=split)
             batches += 1
+        note_early_end(trainer, loader, f"evaluation of {split!r}", batches + dropped)
         if batches == 0:
             if dropped:
                 message = f"evaluation of {split!r}: prepare_batch dropped all of its {dropped} batches"
@@ -87,7 +88,8 @@ def predict(trainer: Trainer, split: str) -> list[Any]:
     with inference_mode(trainer, split), no_steering(f"prediction of {split!r}"):
         if hooks.before_predict is not None:
             hooks.before_predict(trainer=trainer, split=split)
-        for raw in reader_of(unshared(trainer, loader)):
+        read = 0
+        for read, raw in enumerate(reader_of(unshared(trainer, loader)), 1):  # noqa: B007 - it is how many there were
             if trainer.interruption is not None:
                 trainer.leave_evaluation()
             try:
@@ -98,6 +100,7 @@ def predict(trainer: Trainer, split: str) -> list[Any]:
             outputs.append(output)
             if hooks.after_predict_step is not None:
                 hooks.after_predict_step(trainer=trainer, batch=batch, output=output, split=split)
+        note_early_end(trainer, loader, f"prediction of {split!r}", read)
         if hooks.after_predict is not None:
             hooks.after_predict(trainer=trainer, split=split)
     return outputs
@@ -120,15 +123,23 @@ def unshared(trainer: Trainer, loader: Iterable[Batch]) -> Iterable[Batch]:
     return twin_of(loader) if training else loader
 
 
+def note_early_end(trainer: Trainer, loader: Iterable[Batch], what: str, batches: int) -> None:
+    """Say once that a loader gave fewer batches than its length says, so that what was measured is of a part of the data."""
+    declared = length_of(loader)
+    if declared is not None and 0 < batches < declared:
+        trainer._warn_once(f"{what}: its loader ended after {batches} of {declared} batches")
+
+
 @contextmanager
 def inference_mode(trainer: Trainer, split: str) -> Iterator[None]:
     """Turn gradients off and modules to evaluation; leave modes, generators and ``trainer.split`` as they were found."""
-    modes = [(module, module.training) for module in trainer.model.modules()] if trainer.model is not None else []
+    roots = [one for one in (trainer.model, trainer.loss) if isinstance(one, torch.nn.Module)]
+    modes = [(module, module.training) for root in roots for module in root.modules()]
     generators = [(one, one.get_state()) for one in generators_of(trainer.loaders.get(split))]  # may be shared with training
     outer, trainer.split = trainer.split, split
     try:
-        if trainer.model is not None:
-            trainer.model.eval()
+        for root in roots:
+            root.eval()
         with torch.no_grad(), trainer.rng.preserved():
             yield
     finally:
@@ -216,14 +227,13 @@ def add_output(means: dict[str, Series], measures: dict[str, Any], output: Outpu
     if not isinstance(output, Mapping):
         message = f"eval_step must return a mapping of named values, not {type(output).__name__}"
         raise UsageError(message)
-    weight = _weight(output, batch)
+    weight = float(output_weight(output, batch_size(batch) if output.get("weight") is None else 1, "eval_step"))
     for name, value in output.items():
-        if is_scalar(value) or (name == "loss" and _has_one_element(value)):
+        if is_scalar(value) or (has_one_element(value) and _is_mean(name, batch, means)):
             if name != "weight":
                 series = means.setdefault(name, Series("mean"))
                 if weight > 0:  # else it counts for nothing, and is often NaN: the mean of no samples
-                    number = value.detach().reshape(()).clone() if isinstance(value, torch.Tensor) else float(value)
-                    series.add(number, weight)
+                    series.add(kept(value) if isinstance(value, torch.Tensor) else number_of(value), weight)
         elif not isinstance(value, torch.Tensor) and is_measure(value) and measures.setdefault(name, value) is not value:
             message = (
                 f"eval_step returned another {type(value).__name__} as {name!r} than before; make it once, update it with each "
@@ -232,18 +242,9 @@ def add_output(means: dict[str, Series], measures: dict[str, Any], output: Outpu
             raise UsageError(message)
 
 
-def _weight(output: Output, batch: Batch) -> float:
-    given = output.get("weight")
-    if given is None:
-        return batch_size(batch)
-    weight = float(given) if is_scalar(given) or _has_one_element(given) else math.nan
-    if not 0 <= weight < math.inf:
-        what = (
-            f"a tensor of shape {tuple(given.shape)}" if isinstance(given, torch.Tensor) and given.numel() != 1 else repr(given)
-        )
-        message = f"eval_step returned the weight {what}: it says for how much the batch counts, one number, 0 or more"
-        raise UsageError(message)
-    return weight
+def _is_mean(name: str, batch: Batch, means: Mapping[str, Series]) -> bool:
+    """Return whether a tensor with one element but with dimensions is a mean: of a batch with one sample it may be its output."""
+    return name == "loss" or name in means or (name not in ("outputs", "target") and batch_size(batch) > 1)
 
 
 def computed(trainer: Trainer, name: str, measure: Any) -> dict[str, Any]:
@@ -254,7 +255,11 @@ def computed(trainer: Trainer, name: str, measure: Any) -> dict[str, Any]:
     """
     result = measure.compute()
     values = dict(_leaves(name, result))
-    numbers = {key: value for key, value in values.items() if is_scalar(value) or _has_one_element(value)}
+    numbers = {
+        key: value if isinstance(value, torch.Tensor) else number_of(value)
+        for key, value in values.items()
+        if is_scalar(value) or has_one_element(value)
+    }
     left_out = [f"{key} ({_described(value)})" for key, value in values.items() if key not in numbers]
     if not numbers:
         message = (
@@ -285,10 +290,6 @@ def _leaves(name: str, result: Any) -> Iterator[tuple[str, Any]]:
             yield from _leaves(f"{name}_{key}", value)
     else:
         yield name, result
-
-
-def _has_one_element(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
 def _described(value: Any) -> str:

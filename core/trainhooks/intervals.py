@@ -39,6 +39,13 @@ class Interval:
         """Return whether it is due after the running step."""
         return state.every_n_steps(self.steps) or state.every_n_updates(self.updates)
 
+    def due_after_update(self, state: RunState) -> bool:
+        """Return whether it is due after the running update, for those who ask in ``after_update``.
+
+        That is one of a step, or one that closes a window when the last step of an epoch is done.
+        """
+        return self.updates > 0 and (state.update + 1) % self.updates == 0
+
     def due_after_epoch(self, state: RunState) -> bool:
         """Return whether it is due after the running epoch."""
         return state.every_n_epochs(self.epochs)

@@ -18,10 +18,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from .data import call_model, to_device
-from .errors import MissingPartError, SkipEpoch, SkipStep, UsageError
+from .data import call_model, is_call_of_model, to_device
+from .errors import ControlFlow, DataError, MissingPartError, SkipEpoch, SkipStep, UsageError, add_note
 from .markers import hookimpl
 from .metrics import check_output
+from .optimizers import clear_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     from .types import Batch, Output, StateDict
 
 
+#: After how many epochs in a row that trained nothing a run ends that has no ``max_epochs``: its other limits come no nearer.
+MOST_IDLE = 100
+
 _TOO_LATE = "SkipStep was raised when the step had been trained: raise it in prepare_batch, before_step or a part of train_step"
 
 
@@ -42,8 +46,9 @@ def train(trainer: Trainer) -> bool:
     hooks = trainer.hooks
     trainer.leave_if_interrupted()
     trainer.serve_owed()
+    idle = 0
     while not trainer.done:
-        epoch = trainer.epoch
+        epoch, step = trainer.epoch, trainer.step
         trainer.restore_random()
         try:
             if hooks.before_epoch is not None:
@@ -53,6 +58,14 @@ def train(trainer: Trainer) -> bool:
         except SkipEpoch:
             complete = True
         trainer.end_epoch(epoch, complete=complete)
+        idle = idle + 1 if trainer.step == step and trainer.max_epochs is None else 0
+        if idle == MOST_IDLE and not trainer.done:
+            why = f", the last one with {trainer.dropped_reason!r}" if trainer.dropped_reason else ""
+            message = (
+                f"{idle} epochs in a row have trained nothing: hooks skipped them, or dropped all batches{why}; look at what raises "
+                "SkipEpoch or SkipStep, or set max_epochs"
+            )
+            raise DataError(message)
     return True
 
 
@@ -71,7 +84,7 @@ def train_epoch(trainer: Trainer, epoch: int) -> bool:
                 hooks.before_step(trainer=trainer, batch=batch)
             if trainer.stop_reason is not None:
                 return False
-            due = trainer._due = hooks.update_due(trainer=trainer, batch=batch) if hooks.decides_update else True
+            due = trainer._due = bool(hooks.update_due(trainer=trainer, batch=batch)) if hooks.decides_update else True
             trainer._updated = trainer._optimizer_stepped = False
             output = trainer._output = hooks.train_step(trainer=trainer, batch=batch, update_due=due)
             trained = True
@@ -86,12 +99,16 @@ def train_epoch(trainer: Trainer, epoch: int) -> bool:
             if trainer.step_marks is not None:
                 trainer.step_marks.append(trainer.clock())
         except SkipStep as skip:
-            if trained:
+            if note_used(trainer, trained):
                 raise UsageError(_TOO_LATE) from skip
             trainer.drop_batch(batch, skip.reason, begun=begun)
         except SkipEpoch:
-            trainer.step += trained  # the update has been made
-            trainer.batch_index += trained
+            if note_used(trainer, trained) and trainer.step_marks is not None:
+                trainer.step_marks.append(trainer.clock())
+            trainer.count_failed_step()
+            raise
+        except BaseException:
+            note_used(trainer, trained)
             raise
         else:
             trainer.step += 1
@@ -102,13 +119,20 @@ def train_epoch(trainer: Trainer, epoch: int) -> bool:
     return trainer.close_epoch()
 
 
+def note_used(trainer: Trainer, trained: bool) -> bool:
+    """Note whether a step that an exception ends has used its batch: it has been trained, or the optimizers have stepped."""
+    used = trained or trainer._optimizer_stepped or trainer._in_update
+    trainer._batch_used = trainer._due is not None and used  # before update_due the other two are of the step before
+    return trainer._batch_used
+
+
 @hookimpl(trylast=True)
 def train_step(trainer: Trainer, batch: Batch, update_due: bool) -> Output:
     """Compute the loss and its gradients; update the parameters when that is due."""
     hooks = trainer.hooks
     if trainer.gradients_spent:
         for optimizer in trainer.optimizers.values():
-            optimizer.zero_grad()
+            clear_gradients(optimizer)
     loss = hooks.compute_loss(trainer=trainer, batch=batch)
     if type(loss) is Tensor and loss.ndim == 0:
         output: Output = {"loss": loss}
@@ -116,14 +140,29 @@ def train_step(trainer: Trainer, batch: Batch, update_due: bool) -> Output:
         loss, output = named_loss(loss)
     if hooks.scales_loss:
         loss = hooks.scale_loss(trainer=trainer, loss=loss, update_due=update_due)
-    if hooks.shares_backward:
-        hooks.backward(trainer=trainer, loss=loss, update_due=update_due)
-    else:
-        loss.backward()  # type: ignore[no-untyped-call]
+    try:
+        if hooks.shares_backward:
+            hooks.backward(trainer=trainer, loss=loss, update_due=update_due)
+        else:
+            loss.backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if not loss.requires_grad:
+            add_note(error, _why_no_gradients(trainer))
+        raise
     trainer.gradients_spent = False
     if update_due:
         update_parameters(trainer)
     return output
+
+
+def _why_no_gradients(trainer: Trainer) -> str:
+    frozen = trainer.model is not None and not any(parameter.requires_grad for parameter in trainer.model.parameters())
+    why = (
+        "all parameters of the model are frozen"
+        if frozen
+        else "compute_loss gave one that was detached, or made under no_grad()"
+    )
+    return f"the loss depends on nothing that is trained: {why}"
 
 
 def update_parameters(trainer: Trainer) -> bool:
@@ -135,7 +174,17 @@ def update_parameters(trainer: Trainer) -> bool:
     if hooks.clip_gradients is not None:
         hooks.clip_gradients(trainer=trainer)
     if hooks.shares_optimizer_step:
-        updated = hooks.optimizer_step(trainer=trainer)
+        try:
+            updated = hooks.optimizer_step(trainer=trainer)
+        except ControlFlow as request:
+            if not trainer._in_update:
+                raise
+            if isinstance(request, SkipStep):
+                raise UsageError(_TOO_LATE) from request
+            trainer._optimizer_stepped = True
+            count_update(trainer)  # a wrapper has asked for it when the update had been made
+            raise
+        trainer._in_update = False
     else:
         for optimizer in trainer.optimizers.values():
             optimizer.step()
@@ -194,7 +243,12 @@ def count_updates(trainer: Trainer, epoch: int, steps: int) -> int:
 def compute_loss(trainer: Trainer, batch: Batch) -> Any:
     """Apply the loss function to the model's output, or let the model compute it."""
     if trainer.loss is None:
-        return call_model(trainer.model, batch)
+        try:
+            return call_model(trainer.model, batch)
+        except TypeError as error:
+            if is_call_of_model(error):
+                add_note(error, "no loss= was given, so the model is called with the whole batch and returns its loss")
+            raise
     if not isinstance(batch, tuple | list) or len(batch) < 2:  # noqa: PLR2004 - inputs and a target
         message = (
             f"loss= was given, so a batch must be (inputs..., target), not {type(batch).__name__}; implement compute_loss, "
@@ -214,23 +268,35 @@ def named_loss(result: Any) -> tuple[Tensor, Output]:
         UsageError: Anything else.
     """
     loss: Any
+    others: Any = {}
+    cause: Exception | None = None
     if isinstance(result, Tensor):
-        loss, others = result, None
+        loss = result
     elif isinstance(result, Mapping):
-        loss, others = (
-            result["loss"] if "loss" in result else sum([result[name] for name in result if name != "weight"]),
-            result,
-        )
+        others = result
+        try:
+            loss = result["loss"] if "loss" in result else sum([result[name] for name in result if name != "weight"])
+        except (TypeError, RuntimeError) as error:  # there are texts in it, or shapes that do not go together
+            loss, cause = None, error
     else:
-        loss, others = getattr(result, "loss", None), None
+        loss = getattr(result, "loss", None)
     if not isinstance(loss, Tensor) or loss.numel() != 1:
-        shape = f" of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else ""
         message = (
-            f"compute_loss gave {type(loss if loss is not None else result).__name__}{shape}; it must be a scalar tensor, "
-            "a mapping with 'loss' or of losses to be summed, or an object with .loss"
+            f"compute_loss gave {_described(result)}; it must be a scalar tensor, a mapping with 'loss' or of losses to be summed, "
+            "or an object with .loss"
         )
-        raise UsageError(message)
-    return loss, {**(others or {}), "loss": loss}
+        raise UsageError(message) from cause
+    return loss, {**others, "loss": loss}
+
+
+def _described(result: Any) -> str:
+    if isinstance(result, Tensor):
+        return f"a tensor of shape {tuple(result.shape)}"
+    if isinstance(result, Mapping):
+        parts = ", ".join(f"{name} ({_described(value)})" for name, value in result.items())
+        return f"a mapping of {parts}" if parts else "an empty mapping"
+    loss = getattr(result, "loss", None)
+    return type(result).__name__ + (f" with .loss = {_described(loss)}" if loss is not None else "")
 
 
 def detached(output: Output) -> Output:

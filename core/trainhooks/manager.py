@@ -6,7 +6,7 @@ import inspect
 import logging
 import re
 import weakref
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
@@ -14,11 +14,12 @@ import pluggy
 
 from . import hookspecs
 from .errors import PluginValidationError, StageResultError, UsageError
-from .guards import guard_plain, guard_wrapper, report_declined
+from .guards import guard_plain, guard_wrapper, note_update, report_declined
 from .hooks import Hooks
 from .markers import PROJECT
 from .order import DEFAULT_PHASE, Place, sort
 from .plan import compile_event, compile_stage
+from .running import Band, Witness, code_of, freed, pass_over, swallowers
 from .suggest import suggestion
 from .validation import faults, hook_functions, may_return_nothing
 
@@ -79,7 +80,13 @@ class Plugin:
     version: str | None = None
     options: dict[str, Any] = field(default_factory=dict)
     on_error: str = "raise"
+    #: Whether it or its user asked for ``"raise"``, so that the errors of its report hooks end the run, too.
+    insists: bool = False
     implementations: dict[str, Implementation] = field(default_factory=dict)
+    #: Where it was named as ``module:attribute``: ``-p my_hooks:Shout``; empty for other plugins, and in ``Trainer(plugins=...)``.
+    word: str = ""
+    #: Whether its ``configure`` is done.
+    configured: bool = False
     #: Whether its policy has disabled it.
     failed: bool = False
     #: Stages whose declining has been reported.
@@ -101,20 +108,9 @@ class Plugin:
         """Return the distribution and version in brackets, or what else is known."""
         if self.distribution:
             return f" ({self.distribution} {self.version})"
+        if self.word:
+            return f" ({self.word})"
         return {"object": " (given to Trainer)", "project": " (project file)"}.get(self.source, "")
-
-
-class _Band:
-    """What pluggy sees of a plugin: those of its functions that are registered in one go."""
-
-    def __init__(self, plugin: Plugin, implementations: Iterable[Implementation]) -> None:
-        self.plugin = plugin
-        for implementation in implementations:
-            setattr(self, implementation.hook, implementation.function)
-
-    def __dir__(self) -> list[str]:
-        """Return the hooks alone, since pluggy looks at every name that there is."""
-        return [name for name in vars(self) if name != "plugin"]
 
 
 class PluginManager:
@@ -123,7 +119,8 @@ class PluginManager:
     def __init__(self) -> None:
         self._pluggy = pluggy.PluginManager(PROJECT)
         self._pluggy.add_hookspecs(hookspecs)
-        self._bands: list[_Band] = []
+        self._bands: list[Band] = []
+        self._witness: Witness | None = None
         #: The active plugins by name, in call order; the engine is not among them.
         self.plugins: dict[str, Plugin] = {}
         #: Names of plugins that were disabled because they failed, with the error.
@@ -159,9 +156,10 @@ class PluginManager:
         self._install({**self.plugins, **added})
 
     def remove(self, name: str) -> Plugin:
-        """Take a plugin out; calls that are running go on without noticing."""
+        """Take a plugin out; calls that are running go on without it."""
         plugin = self.plugins[name]
         self._install({key: value for key, value in self.plugins.items() if key != name})
+        pass_over(plugin)
         self.former.add(plugin)
         for declined in self._declined.values():
             declined.pop(name, None)
@@ -178,6 +176,12 @@ class PluginManager:
         finally:
             gone = those.keys() - self.plugins.keys()  # disabled by their policy, after an error
             self._install({name: plugin for name, plugin in {**everybody, **self.plugins}.items() if name not in gone})
+
+    def everybody(self) -> Iterator[Plugin]:
+        """Yield the active plugins, without those that are taken out before their turn."""
+        for plugin in list(self.plugins.values()):
+            if self.plugins.get(plugin.name) is plugin:
+                yield plugin
 
     def find(self, thing: object) -> Plugin | None:
         """Return the record of a plugin given by object or name."""
@@ -264,6 +268,8 @@ class PluginManager:
         implementation.direct = implementation.function
         if implementation.hook in hookspecs.WITH_SIDE_EFFECTS and not implementation.wrapper:
             implementation.function = report_declined(implementation.function, plugin, implementation.hook, self._declined)
+            if implementation.hook == "optimizer_step" and self.owner is not None:
+                implementation.function = note_update(implementation.function, self.owner)
         if plugin.on_error == "disable":
             implementation.failed = lambda error: self.disable(plugin, error)
             guard = guard_wrapper if implementation.wrapper else guard_plain
@@ -284,10 +290,11 @@ class PluginManager:
         self._bands = [band for band in (*last, *rest) if len(vars(band)) > 1]
         for number, band in enumerate(self._bands):
             self._pluggy.register(band, f"{number} {band.plugin.name}")
+        self._witness = Witness.renewed(self._witness, self._pluggy, everyone)
         self.hooks.refresh(self)
 
-    def _band(self, plugin: Plugin, *, trylast: bool) -> _Band:
-        return _Band(plugin, (i for i in plugin.implementations.values() if i.trylast is trylast))
+    def _band(self, plugin: Plugin, *, trylast: bool) -> Band:
+        return Band(plugin, (i for i in plugin.implementations.values() if i.trylast is trylast))
 
     # --- What the engine calls ---
 
@@ -299,14 +306,14 @@ class PluginManager:
             return None
         caller = getattr(self._pluggy.hook, name)
         wrapped = any(i.wrapper for i in implementations)
-        call = _freed(caller) if wrapped else compile_event(name, caller.spec.argnames, implementations)
+        call = self._watched(name, caller) if wrapped else compile_event(name, caller.spec.argnames, implementations)
         return cast("Callable[P, None]", self._traced(name, call))
 
     def optional(self, spec: Callable[P, R | None]) -> Callable[P, R | None] | None:
         """Return what does the work of a stage that may have no result, or ``None`` if nobody does."""
         name = _name(spec)
         caller = getattr(self._pluggy.hook, name)
-        return cast("Callable[P, R | None]", self._traced(name, _freed(caller))) if caller.get_hookimpls() else None
+        return cast("Callable[P, R | None]", self._traced(name, freed(caller))) if caller.get_hookimpls() else None
 
     def stage(self, spec: Callable[P, R | None]) -> Callable[P, R]:
         """Return what does the stage's work: the engine's own function while nobody else implements it."""
@@ -319,7 +326,7 @@ class PluginManager:
             compiled = compile_stage(name, caller.spec.argnames, implementations, lambda: self._lost_result(name))
             return cast("Callable[P, R]", self._traced(name, compiled))
 
-        through = _freed(caller)
+        through = freed(caller)
 
         def call(**kwargs: Any) -> Any:
             result = through(**kwargs)
@@ -333,14 +340,16 @@ class PluginManager:
         """Yield the calls of the hooks that plugin packages specified."""
         for name, caller in self._callers():
             if not hasattr(hookspecs, name):
-                yield name, _freed(caller)
+                is_stage = caller.spec is None or caller.spec.opts["firstresult"]
+                yield name, freed(caller) if is_stage else self._watched(name, caller)
 
     def implementations(self, hook: str) -> list[Implementation]:
         """Return the implementations of ``hook`` in call order, wrappers first."""
         caller = getattr(self._pluggy.hook, hook, None)
         if caller is None:
             return []
-        return [impl.plugin.plugin.implementations[hook] for impl in reversed(caller.get_hookimpls())]
+        found = [impl.plugin for impl in reversed(caller.get_hookimpls()) if impl.plugin is not self._witness]
+        return [band.plugin.implementations[hook] for band in found]
 
     def has(self, hook: str) -> bool:
         """Return whether a plugin implements ``hook``."""
@@ -387,19 +396,20 @@ class PluginManager:
     def call_each(
         self, hook: str, plugins: Iterable[Plugin], kwargs: dict[str, Any], collect: list[BaseException] | None = None
     ) -> None:
-        """Call ``hook`` of each of ``plugins``; with ``collect``, go on after errors and add them there."""
-        implementations = [plugin.implementations[hook] for plugin in plugins if hook in plugin.implementations]
+        """Call ``hook`` of each of ``plugins``, one after the other; with ``collect``, go on after errors and add them there."""
 
         def work() -> None:
-            for implementation in implementations:
+            for plugin in plugins:
                 try:
-                    implementation.call(kwargs)
+                    if hook in plugin.implementations:
+                        plugin.implementations[hook].call(kwargs)
+                    plugin.configured |= hook == "configure"
                 except BaseException as error:
                     if collect is None:
                         raise
                     collect.append(error)
 
-        if self._call_tracer is not None and implementations:
+        if self._call_tracer is not None and any(hook in plugin.implementations for plugin in self.plugins.values()):
             self._call_tracer(hook, work)()
         else:
             work()
@@ -416,6 +426,10 @@ class PluginManager:
         trainer = self.owner() if self.owner is not None else None
         if trainer is not None:
             trainer.forget_plugin(plugin)
+
+    def _watched(self, name: str, caller: Callable[..., Any]) -> Callable[..., Any]:
+        assert self._witness is not None  # noqa: S101 - it is there when anybody is
+        return self._witness.watched(freed(caller), lambda error: self._swallowed(name, error))
 
     def _traced(self, name: str, call: Callable[..., Any] | None) -> Callable[..., Any] | None:
         return self._call_tracer(name, call) if self._call_tracer is not None and call is not None else call
@@ -434,29 +448,21 @@ class PluginManager:
         guilty = [i for i in wrappers if may_return_nothing(i.function)] or wrappers
         if not guilty:
             return StageResultError(f"stage {hook!r} has no result: every implementation declined by returning None")
-        names = " or ".join(f"{i.plugin}, {function_place(i.function)}," for i in guilty)
         return StageResultError(
-            f"stage {hook!r} has no result: the wrapper of {names} returned None or swallowed an error; "
+            f"stage {hook!r} has no result: the wrapper of {_places(guilty)} returned None or swallowed an error; "
             "it must `return` what its `yield` gives and let exceptions pass"
         )
 
+    def _swallowed(self, hook: str, error: BaseException) -> StageResultError:
+        """Name the wrapper that swallowed an error of an event's listener."""
+        guilty = swallowers(error, [i for i in self.implementations(hook) if i.wrapper])
+        return StageResultError(
+            f"event {hook!r} has failed: the wrapper of {_places(guilty)} swallowed the error; it must let exceptions pass"
+        )
 
-def _freed(caller: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a call through pluggy, whose frame holds the error that it raises, a cycle that would keep the trainer alive."""
 
-    def call(**kwargs: Any) -> Any:
-        try:
-            return caller(**kwargs)
-        except BaseException as error:
-            traceback = error.__traceback__
-            while traceback is not None:
-                if str(traceback.tb_frame.f_globals.get("__name__")).startswith("pluggy."):
-                    with suppress(RuntimeError):  # one of an outer call, which is running
-                        traceback.tb_frame.clear()
-                traceback = traceback.tb_next
-            raise
-
-    return call
+def _places(guilty: list[Implementation]) -> str:
+    return " or ".join(f"{i.plugin}, {function_place(i.function)}," for i in guilty)
 
 
 def _has_any_part(plugin: Plugin) -> bool:
@@ -469,7 +475,7 @@ def _has_any_part(plugin: Plugin) -> bool:
 
 def function_place(function: Callable[..., Any]) -> str:
     """Return ``file:line`` of a function."""
-    code = inspect.unwrap(getattr(function, "__func__", function)).__code__
+    code = code_of(function)
     return f"{code.co_filename}:{code.co_firstlineno}"
 
 

@@ -1,177 +1,85 @@
-"""What a run consists of: model, optimizers, loaders, metrics and files, and what is told of them.
+"""What a run consists of: model, optimizers, loaders and files.
 
-``RunState`` is what hooks may read; this is what a driver of the stages needs besides, so that ``Trainer`` is left with
+``RunState`` is what hooks may read, ``RunLog`` what they log; this is what a driver of the stages needs besides, so that ``Trainer`` is left with
 what users call.
 """
 
 from __future__ import annotations
 
 import logging
-import time
+import operator
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, wait
-from dataclasses import fields
+from contextlib import ExitStack
 from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from .data import length_of
+from torch import nn
+
+from .compiled import stateful_model
+from .data import check_loader, length_of
 from .errors import MissingPartError, UsageError
-from .manager import PluginManager
-from .metrics import MetricBus, Record, Reduce
+from .given import note_foreign_parameters
 from .optimizers import ByName
-from .position import LoaderPosition
-from .reporter import Artifact, Reporter, RunInfo
+from .position import LoaderPosition, batch_size_of
+from .run_log import RunLog
 from .run_record import saved
-from .settings import Settings, pick_device, plain, seed_everything
-from .state import NEVER, Outcome, RunState, Status
+from .settings import Settings, pick_device, seed_everything
+from .state import Outcome, Status
 from .stateful import RandomState, StatefulRegistry
-from .workdir import RunFolder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    import torch
-    from torch import nn, optim
+    from torch import optim
 
-    from .session import Session
     from .trainer import Trainer
-    from .types import Batch, Metrics, Output, StateDict
+    from .types import Batch, Metrics, StateDict
 
 log = logging.getLogger("trainhooks")
 
 
-class RunParts(RunState):
-    """The model, data, metrics and files of a run, and what a checkpoint and the reporters are told of it.
+class RunParts(RunLog):
+    """The model, data and files of a run, and what a checkpoint is told of it.
 
     Args:
         settings: Of the run.
     """
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings.max_epochs, settings.max_steps, settings.max_updates, settings.steps_per_epoch)
-        self.settings = settings
+        super().__init__(settings)
         self.model: nn.Module = None  # type: ignore[assignment]  # hooks run when it is there
         self.optimizers: dict[str, optim.Optimizer] = {}
         #: The optimizer, or the mapping of them where there are several.
         self.optimizer: Any = None
         self.loaders: dict[str, Iterable[Batch]] = {}
         self.device = pick_device(settings.device)
-        self.manager = PluginManager()
-        self.hooks = self.manager.hooks
-        self.bus = MetricBus()
         self.rng = RandomState()
         self.position = LoaderPosition(self.rng)
         self.stateful = StatefulRegistry()
-        self.run_folder = RunFolder(settings.work_dir) if settings.work_dir is not None else None
-        self.reporter: Reporter | None = None
-        self.session: Session | None = None
         #: Whether the gradients belong to an update that is done, so that the next step clears them.
         self.gradients_spent = True
-        #: When the last step ended, the next one began, it ended, ...; ``None`` while nobody wants to know.
-        self.step_marks: list[float] | None = None
-        #: Returns seconds, for ``step_marks``.
-        self.clock: Callable[[], float] = time.perf_counter
         self._seeded = False
+        self._kept: dict[str, tuple[Any, tuple[Any, ...]]] = {}  # what `stateful` has by name, and for which parts
         self._epoch_length: int | None = None
         self._batches: Iterator[Batch] | None = None
         self._step_at_open = self._index_at_open = 0
-        self._epoch_began: tuple[StateDict, list[tuple[torch.Generator, torch.Tensor]]] | None = None
-        self._output: Output = {}
-        self._collecting = False  # whether anybody wants what train_step returns as train/...
+        self._epoch_began: tuple[StateDict, Callable[[], None]] | None = None  # the generators, and what puts the loader's back
         self._evaluated: Metrics = {}
         #: Checkpoints that are being written in the background, and of which kind each is.
         self.pending_saves: list[tuple[Future[Path | None], str]] = []
+        self._saves_now = False  # whether a checkpoint is being saved, waited for or announced
+        #: What is told that this begins, and returns what is told that it has ended.
+        self._save_begins: list[Callable[[Trainer], Callable[[], None]]] = []
         #: What measures each split as a whole, by name, as far as it is known.
         self.measures: dict[str, dict[str, Any]] = {}
         self._restored: StateDict = {}
-        self._flush_at = NEVER
 
     @property
     def as_trainer(self) -> Trainer:
         """This object as hooks see it."""
         return cast("Trainer", self)
-
-    # --- Metrics ---
-
-    def log(self, name: str, value: Any, reduce: Reduce = "mean") -> None:
-        """Log one value; a tensor stays on its device until the next flush.
-
-        Args:
-            name: For example ``train/loss``, ``lr``, ``time/step``.
-            value: A number or a tensor with one element; detached.
-            reduce: What becomes of several values between two flushes.
-        """
-        self.bus.add(name, value, reduce=reduce)
-
-    def log_dict(self, values: Mapping[str, Any], reduce: Reduce = "mean") -> None:
-        """Log several values."""
-        for name, value in values.items():
-            self.bus.add(name, value, reduce=reduce)
-
-    def log_artifact(self, path: str | Path, name: str | None = None, kind: str = "file") -> None:
-        """Pass a file to the reporters."""
-        if self.reporter is not None:
-            self.reporter.put(Artifact(Path(path), name or Path(path).name, kind))
-
-    def flush(self, extra: Mapping[str, float] | None = None) -> Metrics:
-        """Bring what was logged to the host, into ``trainer.metrics`` and to the reporters.
-
-        Args:
-            extra: Values that are on the host already.
-
-        Returns:
-            What was flushed.
-        """
-        if (
-            not self._collecting and isinstance(self._output, Mapping) and self._output
-        ):  # nobody wants means: the last step's values do
-            self.bus.add_output(self._output)
-            self._output = {}
-        values = {**self.bus.flush(), **(extra or {})}
-        if values:
-            self.metrics.update(values)
-            if self.reporter is not None:
-                self.records += 1
-                self.reporter.put(Record(self.step, self.update, self.epoch, time.time(), values))
-        if self.reporter is not None:
-            self.reporter.check()
-        self.plan_flush()
-        self.plan_attention()
-        return values
-
-    def plan_flush(self) -> None:
-        """Plan the next flush, if anybody needs one."""
-        if self.reporter is not None or self.step_marks is not None:
-            self._flush_at = self.step + self.settings.log_every_steps
-
-    def plan_attention(self) -> None:
-        """Work out the next step at which the loop must look at more than the next batch, so that it compares one number."""
-        self._collecting = self.reporter is not None or self.hooks.after_epoch is not None
-        requested = self._checkpoint_request is not None or bool(self._eval_requests)
-        asked = requested or bool(self.pending_saves) or self.stop_reason is not None or self.update >= self._update_limit
-        self._attention_at = 0 if asked else min(self._flush_at, self._step_limit)
-        if self.interruption is not None:  # looked up last: a signal handler may have set it anywhere above
-            self._attention_at = 0
-
-    def mark_steps(self, clock: Callable[[], float]) -> list[float]:
-        """Have the loop note when each step begins and ends, which costs less than a hook.
-
-        Args:
-            clock: Returns seconds.
-
-        Returns:
-            A list to which the loop appends: end of a step, begin of the next, its end, ... Whoever asked takes out what it has
-            used, at each flush for example; a step is running where the length is even.
-
-        Raises:
-            UsageError: Somebody else marks them.
-        """
-        if self.step_marks is not None:
-            message = "the steps of this run are timed already: a run has one timer, take the other one out"
-            raise UsageError(message)
-        self.clock, self.step_marks = clock, []
-        return self.step_marks
 
     # --- Files ---
 
@@ -196,34 +104,59 @@ class RunParts(RunState):
             raise UsageError(message)
         return self.run_folder.file(name)
 
+    @property
+    def saving(self) -> bool:
+        """Whether a checkpoint is being written in the background."""
+        return bool(self.pending_saves)
+
     def save_checkpoint(self, path: str | Path, kind: str = "manual") -> Path:
         """Save a checkpoint now, whatever is half done; hooks ask with ``request_checkpoint``, so that it is resumed exactly.
 
         Returns:
             Where it is, or will be when a plugin that writes in the background is done: ``after_save`` tells.
         """
-        self.settle_saves()  # one at a time
-        written: Any = self.hooks.save_checkpoint(trainer=self.as_trainer, path=Path(path), kind=kind)
-        if isinstance(written, Future):
-            self.pending_saves.append((written, kind))
-            self.acknowledge_saves()
-            self._attention_at = 0
-            return Path(path)
-        self._acknowledge(written, kind)
-        return Path(written)
+        if self._due is not None and self.outcome is None:
+            self._warn_once(
+                "save_checkpoint() was called within a step, so a run that is resumed from it trains that step again; "
+                "request_checkpoint() saves when the step is done"
+            )
+        with self._around_save():
+            self.settle_saves()  # one at a time
+            written: Any = self.hooks.save_checkpoint(trainer=self.as_trainer, path=Path(path), kind=kind)
+            if isinstance(written, Future):
+                self.pending_saves.append((written, kind))
+                self.acknowledge_saves()
+                self._attention_at = 0
+                return Path(path)
+            self._acknowledge(written, kind)
+            return Path(written)
 
     def acknowledge_saves(self) -> None:
         """Tell of the checkpoints that have been written in the background; raise what went wrong."""
         while self.pending_saves and self.pending_saves[0][0].done():
             future, kind = self.pending_saves.pop(0)
             if (written := future.result()) is not None:
-                self._acknowledge(written, kind)
+                with self._around_save():
+                    self._acknowledge(written, kind)
 
     def settle_saves(self) -> None:
         """Wait for what is being written in the background."""
-        for future, _ in list(self.pending_saves):
-            wait([future])
-            self.acknowledge_saves()
+        if not self.pending_saves:
+            return
+        with self._around_save():
+            for future, _ in list(self.pending_saves):
+                wait([future])
+                self.acknowledge_saves()
+
+    def _around_save(self) -> ExitStack:
+        """Tell those who measure time that a checkpoint begins, unless one is going on, and that it has ended."""
+        ends = ExitStack()
+        if not self._saves_now:
+            for begin in self._save_begins:
+                ends.callback(begin(self.as_trainer))
+            self._saves_now = True
+            ends.callback(setattr, self, "_saves_now", False)
+        return ends
 
     def _acknowledge(self, path: Path, kind: str) -> None:
         if self.run_folder is not None and self.run_folder.is_open:
@@ -232,6 +165,10 @@ class RunParts(RunState):
             self.hooks.after_save(trainer=self.as_trainer, path=path, kind=kind)
 
     # --- Building and describing ---
+
+    @property
+    def _updates_each_step(self) -> bool:
+        return not self.hooks.decides_update
 
     def loader(self, split: str) -> Iterable[Batch]:
         """Return the loader of a split, made when it is first needed."""
@@ -243,6 +180,7 @@ class RunParts(RunState):
             else:
                 with self.rng.preserved():  # whether and when it is made must not change the training
                     self.loaders[split] = self.hooks.make_loader(trainer=self.as_trainer, split=split)
+            check_loader(self.loaders[split], f"make_loader({split!r}) gave")
         return self.loaders[split]
 
     def find_loader(self, split: str) -> Iterable[Batch] | None:
@@ -263,63 +201,54 @@ class RunParts(RunState):
             self.model = self.hooks.make_model(trainer=self.as_trainer)
         if self.model is not None:
             self.model.to(self.device)
-            compiled = getattr(self.model, "_modules", {}).get("_orig_mod")  # torch.compile(model) holds the model
-            self.stateful.setdefault("model", self.model if compiled is None else compiled)
-        if not training:
-            return
-        if not self.optimizers and (has("make_optimizer") or not own_step):
+        if training and not self.optimizers and (has("make_optimizer") or not own_step):
             self.take_optimizer(cast("Any", self.hooks.make_optimizer(trainer=self.as_trainer)))
+        self.keep_parts(optimizers=training)
+        if training:
+            self.loader("train")
+
+    def keep_parts(self, *, optimizers: bool) -> None:
+        """Have checkpoints hold what is trained now: since it was made, a hook or a script may have put something in its place.
+
+        Args:
+            optimizers: Whether these count, too.
+        """
+        model, loss = self.model, self.as_trainer.loss
+        if model is not None:
+            self._keep("model", (model,), stateful_model)
+        if isinstance(loss, nn.Module):
+            loss.to(self.device)
+            if loss.state_dict():  # weights of classes, or parameters that are trained
+                self._keep("loss", (loss,), stateful_model)
+        if not optimizers:
+            return
+        if self.optimizer not in (None, self.optimizers, *self.optimizers.values()):  # it was assigned
+            self.take_optimizer(self.optimizer)
         for name, optimizer in self.optimizers.items():
-            self.stateful.setdefault(f"optimizers/{name}", ByName(optimizer, self.model))
-        self.loader("train")
+            if self._keep(f"optimizers/{name}", (optimizer, model), ByName) and model is not None:
+                owners = [one for one in (model, loss, *self.stateful.values()) if isinstance(one, nn.Module)]
+                note_foreign_parameters(name, optimizer, owners)
+
+    def _keep(self, name: str, parts: tuple[Any, ...], keeper: Callable[..., Any]) -> bool:
+        """Register what saves these parts, unless it is there, or somebody registered another object by that name."""
+        there = self.stateful.get(name)
+        own, kept = self._kept.get(name, (None, parts))
+        if there is not None and (there is not own or all(map(operator.is_, kept, parts))):
+            return False
+        self.stateful[name] = own = keeper(*parts)
+        self._kept[name] = own, parts
+        return True
 
     def make_outcome(self, status: Status, reason: str) -> Outcome:
         """Return an outcome with the present counters and metrics."""
         return Outcome(status, reason, self.step, self.update, self.epoch, dict(self.metrics))
 
-    def plugin_lock(self) -> list[dict[str, Any]]:
-        """Return name, distribution, version, options and policy of every active plugin, in order, as plain values."""
-        return [
-            {
-                "name": plugin.name,
-                "distribution": plugin.distribution,
-                "version": plugin.version,
-                "options": {key: value if plain(value) else repr(value) for key, value in plugin.options.items()},
-                "on_error": plugin.on_error,
-            }
-            for plugin in self.manager.plugins.values()
-        ]
-
     def given_settings(self) -> dict[str, Any]:
         """Return what a checkpoint notes of the settings, so that a resume can say what differs."""
         loader = self.loaders.get("train")
-        batch_size, samples = getattr(loader, "batch_size", None), length_of(getattr(loader, "dataset", loader))
-        own = {"seed": self.settings.seed, "batch_size": batch_size, "steps_per_epoch": self.steps_per_epoch}
+        samples = length_of(getattr(loader, "dataset", loader))
+        own = {"seed": self.settings.seed, "batch_size": batch_size_of(loader), "steps_per_epoch": self.steps_per_epoch}
         return own if samples is None else {**own, "dataset_length": samples}
-
-    def run_info(self) -> RunInfo:
-        """Describe the run for reporters."""
-        name = self.settings.name or (self.work_dir.name if self.work_dir is not None else "run")
-        settings = {field.name: getattr(self.settings, field.name) for field in fields(self.settings)}
-        settings = {key: value if plain(value) else str(value) for key, value in settings.items()}
-        return RunInfo(name, self.work_dir, {**settings, "plugins": self.plugin_lock()}, self.step, self.total_steps)
-
-    def open_reporter(self) -> None:
-        """Start the reporter thread, if anybody reports."""
-        if self.is_main and (self.manager.has("report_metrics") or self.manager.has("report_artifact")):
-            self.reporter = Reporter(self.manager, self.run_info())
-            self.plan_flush()
-
-    def close_reporter(self) -> None:
-        """Deliver what is left; raise what a reporter's policy does not forgive."""
-        reporter = self.reporter
-        if reporter is not None:
-            try:
-                self.flush()
-            finally:
-                self.reporter, self._flush_at = None, NEVER
-                reporter.close(0 if self.hurried else self.settings.report_timeout_s)
-            reporter.check()
 
     def _makes_its_own_step(self) -> bool:
         return any(self.manager.has(hook) for hook in ("train_step", "train_epoch", "train"))
@@ -337,8 +266,3 @@ class RunParts(RunState):
         if self._epoch_length is None and "train" in self.loaders:
             self._epoch_length = length_of(self.loaders["train"])
         return self._epoch_length
-
-    def _warn_once(self, sentence: str) -> None:
-        if self.session is not None and sentence not in self.session.said:
-            self.session.said.add(sentence)
-            log.warning(sentence)

@@ -7,7 +7,7 @@ listeners in each step; ``nox -s bench`` prints what ten of them cost.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from .errors import ControlFlow
 
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from .manager import Implementation
+
+
+#: What the file name of a compiled call begins with; its globals are its own, so a listener in them can be replaced.
+FILE: Final = "<plan of "
 
 
 def compile_event(hook: str, arguments: Sequence[str], listeners: Sequence[Implementation]) -> Callable[..., None]:
@@ -67,6 +71,6 @@ def _call(number: int, implementation: Implementation) -> str:
 def _compiled(hook: str, arguments: Sequence[str], lines: Sequence[str], namespace: dict[str, Any]) -> Callable[..., Any]:
     """Build the function from its lines; every name in them is an identifier that Python has parsed before."""
     source = f"def {hook}(*, {', '.join(arguments)}):\n" + "".join(f"    {line}\n" for line in lines)
-    exec(compile(source, f"<plan of {hook}>", "exec"), namespace)  # noqa: S102 - the lines above, nothing else
+    exec(compile(source, f"{FILE}{hook}>", "exec"), namespace)  # noqa: S102 - the lines above, nothing else
     function: Callable[..., Any] = namespace.pop(hook)  # whose globals this is: it must not refer to itself
     return function

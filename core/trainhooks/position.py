@@ -14,11 +14,13 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import operator
 import random
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -26,7 +28,8 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from .data import LookAhead, generators_of
+from .data import LookAhead, generators_of, keep_generators
+from .errors import CheckpointError
 from .workers import reader_of
 
 if TYPE_CHECKING:
@@ -68,7 +71,7 @@ class LoaderPosition:
             "order": self._order,
             "key": self._key,
             "generators": [one.get_state() for one in generators_of(loader)],
-            "batch_size": _batch_size(loader),
+            "batch_size": batch_size_of(loader),
             "workers_persist": getattr(loader, "_iterator", None) is not None,
             "ahead": self._before_fetch is not None,
             **(self._before_fetch or self._place(loader)),
@@ -86,16 +89,37 @@ class LoaderPosition:
         _set_each(generators_of(loader), self._restored or {})
 
     def rebatched(self, loader: object, batch_index: int) -> int:
-        """Return how many batches of the loader make up the ``batch_index`` batches of the checkpoint, whose size may differ."""
-        before, now = (self._restored or {}).get("batch_size"), _batch_size(loader)
+        """Return how many batches of the loader make up the ``batch_index`` batches of the checkpoint, whose size may differ.
+
+        Raises:
+            CheckpointError: The loader keeps its place itself, as a number of batches.
+        """
+        before, now = (self._restored or {}).get("batch_size"), batch_size_of(loader)
         if not before or not now or before == now or not batch_index:
             return batch_index
-        samples = batch_index * before
-        log.warning(
-            "the checkpoint is %d batches of %d into an epoch, the loader now has batches of %d: %d of its samples are trained twice",
-            *(batch_index, before, now, samples % now),
-        )
-        return int(samples // now)
+        place = f"the checkpoint is {batch_index} batches of {before} into an epoch"
+        if not is_stateful(loader):
+            log.warning(
+                "%s, the loader now has batches of %d: %d of its samples are trained twice",
+                place,
+                now,
+                batch_index * before % now,
+            )
+        elif _counts_batches((self._restored or {}).get("own")):
+            message = (
+                f"the checkpoint is {batch_index} batches of {before} into an epoch, of which the train loader kept nothing but their "
+                f"number, so with batches of {now} it would go on at another sample: give batch_size={before} until that epoch has "
+                "ended, or a dataset or sampler with a state_dict"
+            )
+            raise CheckpointError(message)
+        else:
+            log.warning("%s, the loader now has batches of %d: it goes on where its own state says", place, now)
+        return self.converted(loader, batch_index)
+
+    def converted(self, loader: object, batch_index: int) -> int:
+        """Return the same as ``rebatched``, whatever the loader is, and say nothing of it."""
+        before, now = (self._restored or {}).get("batch_size"), batch_size_of(loader)
+        return int(batch_index * before // now) if before and now else batch_index
 
     # --- Reading ---
 
@@ -154,9 +178,9 @@ class LoaderPosition:
         """
         if self._order is None or not _draws_its_order(loader):
             return None
-        generators = generators_of(loader)
-        with self._rng.preserved(), _preserved(generators):
-            self._set(generators, self._order)
+        with self._rng.preserved(), ExitStack() as undo:
+            undo.callback(keep_generators(loader))
+            self._set(generators_of(loader), self._order)
             sampler: Any = loader._index_sampler
             found = next(islice(iter(sampler), batch_index, None), None)
         return found if found is None or isinstance(found, list) else [found]
@@ -339,23 +363,42 @@ class _Counted(Iterator[Any]):
         return batch
 
 
-class _preserved:  # noqa: N801 - a context manager that reads like contextlib's
-    """Leave generators as they were found."""
-
-    def __init__(self, generators: list[torch.Generator]) -> None:
-        self._found = [(one, one.get_state()) for one in generators]
-
-    def __enter__(self) -> None:
-        """Nothing is to be done."""
-
-    def __exit__(self, *error: object) -> None:
-        for generator, state in self._found:
-            generator.set_state(state)
-
-
 def is_stateful(loader: object) -> bool:
     """Return whether a loader keeps its place itself."""
     return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+
+
+def is_unordered(loader: object) -> bool:
+    """Return whether it is a loader of torch's that gives the batches of its workers in the order in which they are ready."""
+    return (
+        isinstance(loader, DataLoader)
+        and loader.num_workers > 0
+        and not getattr(loader, "in_order", True)
+        and not is_stateful(loader)
+    )
+
+
+def _counts_batches(own: Any) -> bool:
+    """Return whether the state of a loader of torchdata tells where it is by a number of batches only: nothing else gave it a state."""
+    if not isinstance(own, dict):
+        return False
+    snapshot = own.get("_snapshot")
+    if isinstance(snapshot, dict):
+        main, readers = snapshot.get("_main_snapshot"), list(snapshot.get("_worker_snapshots", {}).values())
+    else:
+        main, readers = own, [own]
+    if not isinstance(main, dict) or "_sampler_iter_yielded" not in main:  # it is of somebody else's
+        return False
+    if own.get("_steps_since_snapshot"):
+        return True
+    fetchers = [reader.get("fetcher_state") for reader in readers]
+    if any(fetchers):
+        states = [
+            reader.get("dataset_state") or (fetcher or {}).get("dataset_iter_state")
+            for reader, fetcher in zip(readers, fetchers, strict=True)
+        ]
+        return not all(states)
+    return main.get("_sampler_iter_state") is None and main.get("_index_sampler_state") is None
 
 
 def _draws_its_order(loader: object) -> TypeGuard[DataLoader[Any]]:
@@ -365,9 +408,15 @@ def _draws_its_order(loader: object) -> TypeGuard[DataLoader[Any]]:
     return not isinstance(loader.dataset, IterableDataset)
 
 
-def _batch_size(loader: object) -> int | None:
-    size = getattr(loader, "batch_size", None)
-    return size if isinstance(size, int) and size > 0 else None
+def batch_size_of(loader: object) -> int | None:
+    """Return how many samples a batch has by what a loader or its batch sampler says; it may be one of NumPy's or a tensor."""
+    for one in (loader, getattr(loader, "batch_sampler", None)):
+        try:
+            size = operator.index(getattr(one, "batch_size", None))  # type: ignore[arg-type]
+        except (TypeError, ValueError, RuntimeError):
+            continue
+        return size if size > 0 else None
+    return None
 
 
 def _pass_over(batches: Iterator[Batch], count: int, why: str) -> int:

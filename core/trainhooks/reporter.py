@@ -1,64 +1,39 @@
-"""The reporter thread: hands flushed metrics to the plugins that report them, so that none of them can slow training."""
+"""Hands what was logged to the plugins that report it, each on a thread of its own, so that none can slow training or another."""
 
 from __future__ import annotations
 
 import logging
-import queue
-import threading
 import time
-from dataclasses import dataclass, field
-from itertools import groupby
-from typing import TYPE_CHECKING, Any
+from copy import deepcopy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
+from .hookspecs import REPORTS
+from .lane import Lane
 from .metrics import Record
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from pathlib import Path
+    from collections.abc import Mapping, Sequence
 
+    from .backlog import Item
     from .manager import Plugin, PluginManager
+    from .run_info import RunInfo
+    from .state import Outcome
 
 log = logging.getLogger("trainhooks")
 
-_CAPACITY = 10_000
-_BATCH = 500
-_GATHER_S = 0.5
-
-
-@dataclass(frozen=True)
-class RunInfo:
-    """What a reporter needs to know of a run; immutable, since reporters run on another thread.
-
-    Args:
-        name: Of the run folder, or of the run where there is none.
-        work_dir: Where the run writes, or ``None``.
-        settings: Of the run and its plugins, as plain values.
-        resumed_step: The step that the run was resumed from, or 0.
-        total_steps: Where it will end, or ``None`` while that is not known.
-    """
-
-    name: str
-    work_dir: Path | None = None
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    resumed_step: int = 0
-    total_steps: int | None = None
-
-
-@dataclass(frozen=True)
-class Artifact:
-    """A file that was logged."""
-
-    path: Path
-    name: str
-    kind: str
+_OPENING_S: Final = 10.0
+#: What is waited for at the end before somebody might wonder.
+_SILENCE_S: Final = 3.0
+#: What a checkpoint waits for reporters, so that a kill right after it costs no row of a file.
+_PATIENCE_S: Final = 0.25
 
 
 class Reporter:
-    """Feeds ``report_metrics`` and ``report_artifact`` from a bounded queue.
+    """The lanes of a run.
 
-    A full queue drops the newest records, counts them, and says so at the end. What an error leads to, the plugin's policy
-    decides, and always on the training thread, by ``check``: no hook changes under the feet of the loop. Until then a plugin
-    that failed gets nothing more.
+    What an error leads to that a plugin does not forgive, ``check`` decides on the training thread: no hook changes under the
+    feet of the loop.
 
     Args:
         manager: Whose plugins report.
@@ -66,105 +41,110 @@ class Reporter:
     """
 
     def __init__(self, manager: PluginManager, run: RunInfo) -> None:
-        self._manager = manager
         self._run = run
-        self._queue: queue.Queue[Record | Artifact | None] = queue.Queue(_CAPACITY)
-        self._failed: dict[Plugin, BaseException] = {}
-        self._settled: set[Plugin] = set()
-        self._abandoned = False
-        self.dropped = 0
-        self._urgent, self._closing = threading.Event(), False
-        self._delivered = -_GATHER_S  # when, by the monotonic clock
-        self._thread = threading.Thread(target=self._work, name="trainhooks-reporter", daemon=True)
-        self._thread.start()
+        self.lanes: list[Lane] = []
+        for plugin in manager.plugins.values():
+            self.add(plugin)
 
-    def hurry(self) -> None:
-        """Have what is queued delivered at once instead of gathering more; does not wait for it."""
-        self._urgent.set()
+    def add(self, plugin: Plugin, since: tuple[int, int] | None = None) -> None:
+        """Give a plugin a lane, if it reports.
 
-    def put(self, item: Record | Artifact) -> None:
-        """Queue one record or artifact; never waits."""
-        try:
-            self._queue.put_nowait(item)
-        except queue.Full:
-            self.dropped += 1
+        Args:
+            plugin: That reports.
+            since: The step and the number of records where the run is by now; it is told of a run that goes on from there, so
+                that it keeps what it may have of it.
+        """
+        if any(hook in plugin.implementations for hook in REPORTS):
+            for lane in [lane for lane in self.lanes if lane.ended and lane.error is None]:  # of plugins that were taken out
+                self._tell_losses(lane, ended=True)
+                self.lanes.remove(lane)
+            own = deepcopy(dict(self._run.settings)), dict(self._run.hyperparameters)  # it may change them
+            run = replace(self._run, settings=own[0], hyperparameters=own[1])
+            if since is not None:
+                run = replace(run, resumed=True, resumed_step=since[0], resumed_records=since[1], offered_step=since[0])
+            before = [lane for lane in self.lanes if lane.plugin.object is plugin.object]
+            self.lanes.append(Lane(plugin, run, after=before))
+
+    def remove(self, plugin: Plugin, outcome: Outcome) -> None:
+        """End the lane of a plugin that was taken out; what it has is still delivered."""
+        for lane in self.lanes:
+            if lane.plugin is plugin:
+                lane.end(outcome)
+
+    def wait_until_open(self, timeout_s: float = _OPENING_S) -> None:
+        """Wait until each reporter has been opened or has failed at that once."""
+        deadline = time.monotonic() + timeout_s
+        for lane in self.lanes:
+            if not lane.tried_to_open.wait(max(deadline - time.monotonic(), 0)):
+                log.warning("%s has not opened after %g s: the training begins without waiting for it", lane.plugin, timeout_s)
+
+    def catch_up(self, timeout_s: float = _PATIENCE_S) -> None:
+        """Have what is queued delivered at once instead of gathering more; files have it then, slow servers are not waited for."""
+        deadline = time.monotonic() + timeout_s
+        for lane in self.lanes:
+            lane.hurry()
+        for lane in self.lanes:
+            lane.caught_up(max(deadline - time.monotonic(), 0))
+
+    def undelivered(self) -> dict[str, list[list[Any]]]:
+        """Return, as plain values, the records that have not arrived at those who are to get them again after a resume."""
+        found: dict[str, list[list[Any]]] = {}
+        for lane in self.lanes:  # several of one plugin, where it was taken out and has come back
+            for one in lane.undelivered:
+                values = [one.step, one.update, one.epoch, one.time, dict(one.values)]
+                found.setdefault(lane.plugin.name, []).append(values)
+        return found
+
+    def offer_again(self, undelivered: Mapping[str, Sequence[Sequence[Any]]]) -> None:
+        """Queue what ``undelivered`` returned before the run was resumed."""
+        for lane in self.lanes:
+            for values in undelivered.get(lane.plugin.name, ()):
+                lane.put(Record(*values))
+
+    def put(self, item: Item) -> None:
+        """Queue something for all who take it; never waits for them."""
+        for lane in self.lanes:
+            if lane.takes(item):
+                lane.put(item)
 
     def check(self) -> None:
-        """Take plugins that failed out, or raise the error of one whose policy does not allow that; each once."""
-        if not self._failed:
-            return
-        raised: BaseException | None = None
-        for plugin, error in list(self._failed.items()):
-            if plugin in self._settled:
-                continue
-            self._settled.add(plugin)
-            if plugin.on_error == "disable" and isinstance(error, Exception):
-                self._manager.disable(plugin, error)
-            else:
-                raised = raised or error
-        if raised is not None:
-            raise raised
+        """Raise the error of a plugin whose policy does not forgive it; each once."""
+        for lane in self.lanes:
+            if lane.error is not None:
+                error, lane.error = lane.error, None
+                raise error
 
-    def close(self, timeout_s: float) -> None:
-        """Deliver what is queued, at most ``timeout_s`` seconds long, and report what was lost."""
+    def drain(self, timeout_s: float) -> None:
+        """Have everything delivered that is queued, at most ``timeout_s`` seconds long."""
         deadline = time.monotonic() + timeout_s
-        self._closing = True
-        self._urgent.set()
+        for lane in self.lanes:
+            if not lane.drained(min(max(deadline - time.monotonic(), 0), _SILENCE_S)) and time.monotonic() < deadline:
+                left = deadline - time.monotonic()
+                log.info("waiting for %s, which has %d records left, at most %d s", lane.plugin, lane.waiting, left)
+                lane.drained(left)
+
+    def close(self, outcome: Outcome, timeout_s: float) -> None:
+        """Deliver the rest, tell each how the run ended, at most ``timeout_s`` seconds long, and report what was lost."""
+        deadline = time.monotonic() + timeout_s
+        for lane in self.lanes:
+            lane.end(outcome)
         try:
-            self._queue.put(None, timeout=timeout_s)
-        except queue.Full:
-            pass
-        else:
-            self._thread.join(max(deadline - time.monotonic(), 0))
-        if self._thread.is_alive():
-            self._abandoned = True  # the thread ends when the call that it hangs in returns
-            lost = self._queue.qsize()
-            if timeout_s:
-                log.warning("reporters did not finish within %g s; about %d records are lost", timeout_s, lost)
-            elif lost:
-                log.warning("reporters were not waited for; about %d records are lost", lost)
-        if self.dropped:
-            log.warning("reporters were too slow: %d records were dropped", self.dropped)
+            for lane in self.lanes:
+                lane.join(deadline - time.monotonic())
+        finally:  # Ctrl-C included
+            for lane in self.lanes:
+                self._tell_losses(lane, ended=lane.join(0))
 
-    def _work(self) -> None:
-        while not self._abandoned:
-            items = self._take()
-            for _, group in groupby(items, type):
-                same = list(group)
-                records = [item for item in same if isinstance(item, Record)]
-                if records:
-                    self._deliver("report_metrics", {"run": self._run, "records": records})
-                for item in same:
-                    if isinstance(item, Artifact):
-                        kwargs = {"run": self._run, "path": item.path, "name": item.name, "kind": item.kind}
-                        self._deliver("report_artifact", kwargs)
-            if items[-1] is None:
-                return
-            self._delivered = time.monotonic()
-
-    def _take(self) -> list[Record | Artifact | None]:
-        """Wait for one item and take what else is there, up to an end mark.
-
-        Soon after the last delivery it waits for more: a fast loop must not pay for writing each record by itself.
-        """
-        items = [self._queue.get()]
-        if items[0] is not None and not self._closing:
-            self._urgent.wait(max(self._delivered + _GATHER_S - time.monotonic(), 0))
-            self._urgent.clear()
-        while items[-1] is not None and len(items) < _BATCH:
-            try:
-                items.append(self._queue.get_nowait())
-            except queue.Empty:
-                break
-        return items
-
-    def _deliver(self, hook: str, kwargs: dict[str, Any]) -> None:
-        for plugin in list(self._manager.plugins.values()):
-            implementation = plugin.implementations.get(hook)
-            if implementation is None or plugin in self._failed or self._abandoned:
-                continue
-            function = implementation.direct or implementation.function
-            try:
-                function(*[kwargs[name] for name in implementation.arguments])
-            except BaseException as error:
-                self._failed[plugin] = error
+    def _tell_losses(self, lane: Lane, *, ended: bool) -> None:
+        lost = lane.lost + (0 if ended else lane.waiting)
+        if not ended:
+            doing = f" (it is in {lane.calling}())" if lane.calling else ""
+            log.warning(
+                "%s did not finish in time%s and was not waited for; report_timeout_s gives it more", lane.plugin, doing
+            )
+        if lost:
+            log.warning("%s: %d of %d records not sent", lane.plugin, lost, lost + lane.sent)
+        if lane.thinned:
+            log.warning(
+                "%s was too slow or away: %d values were left out, evenly, of those that waited", lane.plugin, lane.thinned
+            )

@@ -181,12 +181,21 @@ def holder(folder: Path) -> str | None:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return _in_words(os.read(descriptor, _LONGEST))
+            return _in_words(_content(descriptor))
         except OSError:
             return None
         return None
     finally:
         RunLock._close(descriptor)
+
+
+def _content(descriptor: int) -> bytes:
+    """Read what a holder wrote, who may have the lock since just now and is about to write."""
+    for _ in range(_TRIES):
+        if content := os.pread(descriptor, _LONGEST, 0):
+            return content
+        time.sleep(_PAUSE_S)
+    return b""
 
 
 def _myself() -> dict[str, Any]:

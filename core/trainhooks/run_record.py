@@ -11,13 +11,14 @@ import shlex
 import socket
 import sys
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from .best import Best
+from .run_info import hyperparameters
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from .parts import RunParts
 
@@ -98,6 +99,8 @@ def opening(run: RunParts) -> dict[str, Any]:
     settings = {name: value for name, value in info.settings.items() if name != "plugins"}
     return {
         "name": info.name,
+        "id": run.run_id,
+        "parent": run.parent_id,
         "status": "running",
         "reason": "",
         "step": run.step,
@@ -112,7 +115,7 @@ def opening(run: RunParts) -> dict[str, Any]:
         "saves": run.manager.has("save_checkpoint"),
         "device": str(run.device),
         "host": socket.gethostname(),
-        "command": shlex.join([sys.executable, *sys.argv]),
+        "command": typed_command(),
         "versions": versions(),
         "settings": finite(settings),
         "plugins": finite(run.plugin_lock()),
@@ -126,7 +129,7 @@ def progress(run: RunParts) -> dict[str, Any]:
         for plugin in run.as_trainer.plugins.values()
         if isinstance(getattr(plugin, "best", None), Best) and plugin.best.step is not None
     }
-    counters = {"step": run.step, "update": run.update, "epoch": run.epoch}
+    counters = {"step": run.step, "update": run.update, "epoch": run.epoch, "dropped": run.dropped}
     return {**counters, "metrics": finite(dict(run.metrics)), "best": finite(best)}
 
 
@@ -139,9 +142,19 @@ def saved(run: RunParts, path: Path) -> dict[str, Any]:
 
 def resumed(run: RunParts) -> dict[str, Any]:
     """Return what changes when a checkpoint has been restored."""
-    former = run.run_folder.record.get("resumed") if run.run_folder is not None else None
+    record = run.run_folder.record if run.run_folder is not None else {}
+    former, before = record.get("resumed"), record.get("hyperparameters")
     times = former if isinstance(former, list) else []
-    return {**progress(run), "resumed": [*times, {"time": now(), "step": run.step}]}
+    given = finite(hyperparameters(run))
+    old = before if isinstance(before, dict) else given
+    changed = {name: [old.get(name), given.get(name)] for name in {**old, **given} if old.get(name) != given.get(name)}
+    this = {"time": now(), "step": run.step, **({"changed": changed} if changed else {})}
+    return {**progress(run), "resumed": [*times, this]}
+
+
+def described(run: RunParts) -> dict[str, Any]:
+    """Return what is known of a run when it is set up and restored."""
+    return {"id": run.run_id, "parent": run.parent_id, "hyperparameters": finite(hyperparameters(run))}
 
 
 def closing(run: RunParts) -> dict[str, Any]:
@@ -149,6 +162,14 @@ def closing(run: RunParts) -> dict[str, Any]:
     outcome = run.outcome
     ended = {"status": outcome.status, "reason": outcome.reason.partition("\n")[0]} if outcome is not None else {}
     return {**progress(run), **ended, "ended": now()}
+
+
+def typed_command() -> str:
+    """Return what was typed to start this process: of a script that is installed beside Python its name, for a shell finds it."""
+    script = Path(sys.argv[0])
+    if script.is_absolute() and script.parent == Path(sys.executable).parent:
+        return shlex.join([script.name, *sys.argv[1:]])
+    return shlex.join(sys.orig_argv)
 
 
 def versions() -> dict[str, str]:
@@ -165,8 +186,8 @@ def versions() -> dict[str, str]:
 
 
 def now() -> str:
-    """Return the time as ISO 8601 in UTC."""
-    return datetime.now(timezone.utc).isoformat(timespec="seconds").replace("+00:00", "Z")
+    """Return the time as ISO 8601 in UTC, to the millisecond: two short runs may begin in one second."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def finite(value: Any) -> Any:

@@ -6,15 +6,18 @@ import random
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
 from .config import PYTHON, Config
-from .errors import UsageError
+from .errors import OptionError, UsageError
+from .options import validated
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from .options import Given
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,27 @@ class Settings:
     name: str | None = None
     log_every_steps: int = 50
     report_timeout_s: float = 60.0
+
+
+_LEAST: Final = {"log_every_steps": 1, "report_timeout_s": 0}
+
+
+def make_settings(given: Mapping[str, Given]) -> Settings:
+    """Return settings from what was given.
+
+    Raises:
+        OptionError: A name is unknown, or a value is of a wrong type or too small.
+    """
+    settings = Settings(**validated(Settings, given, "settings of the run"))
+    for name, least in _LEAST.items():
+        value = getattr(settings, name)
+        if value < least:
+            message = f"settings of the run: option {name!r} in {given[name].origin}: must be {least} or more, not {value:g}"
+            raise OptionError(message)
+    if settings.seed is not None and not 0 <= settings.seed < 2**64:
+        message = f"settings of the run: option 'seed' in {given['seed'].origin}: must be 0 or more and below 2**64, not {settings.seed}"
+        raise OptionError(message)
+    return settings
 
 
 def pick_device(name: str) -> torch.device:
@@ -83,8 +107,3 @@ def complete_config(
     complete.choose(words, "Trainer(plugins=[...])", PYTHON)
     complete.add_environment()
     return complete
-
-
-def plain(value: Any) -> bool:
-    """Return whether a value can stand in JSON as it is."""
-    return value is None or isinstance(value, str | int | float | bool)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Literal
+from numbers import Integral
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 from .errors import UsageError
 from .interruption import Interruption
@@ -39,6 +40,19 @@ class Outcome:
     metrics: Metrics = field(default_factory=dict)
 
 
+class TakenUp(NamedTuple):
+    """Where this process took the run up, and what had been planned until there: what hooks dropped or skipped counts too.
+
+    What is planned from there on is added to that, so that a run which is resumed with other settings ends where it will, and
+    one with the same settings plans what it planned at first.
+    """
+
+    epoch: int
+    batch_index: int
+    steps: int
+    updates: int
+
+
 class RunState:
     """Counters, limits and requests of one run.
 
@@ -64,6 +78,8 @@ class RunState:
         self.epoch = 0
         #: Index of the batch in this epoch; batches that were dropped count.
         self.batch_index = 0
+        #: Batches that hooks dropped since this training began, and why the last of them was.
+        self.dropped, self.dropped_reason = 0, ""
         #: Which loader is being read: ``"train"`` or the split of an evaluation or prediction.
         self.split = "train"
         #: Latest flushed values.
@@ -86,14 +102,19 @@ class RunState:
         self.between_steps = True
         self._serves_evaluation = False  # whether an evaluation is running at its place, between two steps
         self._stop_after_epoch: str | None = None
+        self._stop_restored: str | None = None  # the same of a checkpoint, until its epoch goes on
         self._eval_requests: dict[str, None] = {}
+        self._owed: set[str] = set()  # those of a checkpoint, which nobody has asked for again
         self._checkpoint_request: str | None = None
         self._due: bool | None = None  # what update_due decided for the running step
         self._updated = False  # whether the running step has made an update, and counted it
         self._optimizer_stepped = False  # whether the running step went through the optimizer_step stage
-        self._in_update = False  # whether after_update is running
+        self._in_update = False  # whether after_update is running, or has failed
+        self._batch_used = False  # whether the step that failed has changed weights or gradients
         self._epoch_is_cut = False
         self._attention_at = 0  # the step from which on the loop looks at limits, requests and flushes
+        self._taken_up = TakenUp(0, 0, 0, 0)
+        self._length_at_start: int | None = None  # batches in an epoch when the running training began
 
     # --- Limits ---
 
@@ -126,6 +147,14 @@ class RunState:
         self._update_limit = _checked_limit("max_updates", value)
         self._attention_at = 0
 
+    def count_failed_step(self) -> None:
+        """Count what a step had done before it failed, so that a training that goes on from here does not do it twice."""
+        self.update += self._in_update
+        self.step += self._batch_used
+        self.batch_index += self._batch_used
+        self._in_update = self._batch_used = False
+        self._due = None
+
     @property
     def limited(self) -> bool:
         """Whether any limit is set."""
@@ -138,12 +167,19 @@ class RunState:
 
     @property
     def total_steps(self) -> int | None:
-        """Steps of the whole run as far as they are known: from ``max_steps``, or ``max_epochs`` and the loader's length."""
+        """Steps of the whole run as far as they are known: from ``max_steps``, or those done and those left by ``max_epochs``."""
         by_epochs = NEVER
-        length = self.epoch_length
-        if length is not None and self.max_epochs is not None:
-            by_epochs = length * self.max_epochs
+        length, epochs = self.epoch_length, self.max_epochs
+        if length is not None and epochs is not None:
+            by_epochs = self.step
+            if self.epoch < epochs:
+                by_epochs += max(length - self._batches_over, 0) + (epochs - self.epoch - 1) * length
         return _limit(min(self._step_limit, by_epochs))
+
+    @property
+    def _batches_over(self) -> int:
+        """Batches of this epoch that are over, of the size that the loader gives now."""
+        return self.batch_index
 
     @property
     def epoch_length(self) -> int | None:
@@ -169,12 +205,17 @@ class RunState:
     @property
     def is_last_step(self) -> bool:
         """Whether a limit is reached when the running step is done."""
-        updates = self.update + (1 if self._due and not self._updated else 0)
+        updates = self.update + (self._updates_each_step if self._due is None else self._due and not self._updated)
         return (
             self.step + 1 >= self._step_limit
             or updates >= self._update_limit
             or (self.epoch + 1 >= self._epoch_limit and self.end_of_epoch)
         )
+
+    @property
+    def _updates_each_step(self) -> bool:
+        """Whether a step whose ``update_due`` has not been asked yet is certain to make an update."""
+        return False
 
     @property
     def is_main(self) -> bool:
@@ -260,6 +301,7 @@ class RunState:
     def request_eval(self, split: str = "val") -> None:
         """Evaluate ``split`` at its place in this step: after the step's events, before a checkpoint."""
         self._eval_requests[split] = None
+        self._owed.discard(split)
         self._attention_at = 0
 
     def request_checkpoint(self, kind: str = "periodic") -> None:
@@ -276,7 +318,18 @@ class RunState:
         return False
 
     def save_counters(self) -> dict[str, object]:
-        """Return the counters and the evaluations that are still owed."""
+        """Return the counters, the evaluations that are still owed, what was planned, and which requests outlive an interruption.
+
+        What was planned is there where it is not what was done. The requests are the kind of the checkpoint that follows an owed
+        evaluation, and a stop at the end of an epoch that is open.
+        """
+        stop = self._stop_restored if self._stop_after_epoch is None else self._stop_after_epoch
+        is_open = self.stop_reason is None or (self.batch_index > 0 and stop != self.stop_reason)
+        asked = {
+            "checkpoint_request": self._checkpoint_request if self._eval_requests else None,
+            "stop_after_epoch": stop if is_open else None,
+        }
+        planned = self._planned_until_here()
         return {
             "step": self.step,
             "update": self.update,
@@ -284,16 +337,26 @@ class RunState:
             "batch_index": self.batch_index,
             "records": self.records,
             "owed": list(self._eval_requests),
+            **{name: value for name, value in asked.items() if value is not None},
+            **({"planned": list(planned)} if planned != (self.step, self.update) else {}),
         }
 
     def load_counters(self, state: dict[str, object]) -> None:
         """Restore what ``save_counters`` returned."""
         for name in ("step", "update", "epoch", "batch_index", "records"):
             setattr(self, name, state[name])
-        owed = state["owed"]
+        owed, planned = state["owed"], state.get("planned", [self.step, self.update])
         assert isinstance(owed, list)  # noqa: S101 - written above
-        self._eval_requests = dict.fromkeys(owed)
-        self._checkpoint_request = "periodic" if owed and self.saves else None
+        assert isinstance(planned, list)  # noqa: S101 - likewise
+        self._taken_up = TakenUp(self.epoch, self.batch_index, *planned)
+        self._eval_requests, self._owed = dict.fromkeys(owed), set(owed)
+        kind, stop = state.get("checkpoint_request"), state.get("stop_after_epoch")
+        self._checkpoint_request = (kind if isinstance(kind, str) else "periodic") if owed and self.saves else None
+        self._stop_restored = stop if isinstance(stop, str) else None
+
+    def _planned_until_here(self) -> tuple[int, int]:
+        """Return the steps and updates that were planned until here."""
+        return self.step, self.update
 
 
 def _limit(value: int) -> int | None:
@@ -303,7 +366,7 @@ def _limit(value: int) -> int | None:
 def _checked_limit(name: str, value: int | None) -> int:
     if value is None:
         return NEVER
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < 0:
         message = f"{name} = {value!r}: must be a whole number, 0 or more, or None for no limit"
         raise UsageError(message)
-    return value
+    return min(int(value), NEVER - 1)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -13,7 +14,7 @@ import torch
 from .errors import CheckpointError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from .types import StateDict
 
@@ -31,7 +32,27 @@ class Stateful(Protocol):
 
 
 class StatefulRegistry(dict[str, Any]):
-    """Named objects that a checkpoint holds; each is restored in place, never re-created."""
+    """Named objects that a checkpoint holds; each is restored in place, never re-created.
+
+    One that comes after the checkpoint was read, as from ``before_train``, is restored then.
+    """
+
+    def __init__(self, *things: Any, **named: Any) -> None:
+        super().__init__(*things, **named)
+        #: What was read and waits for an object of that name.
+        self.waiting: StateDict = {}
+
+    def __setitem__(self, name: str, thing: Any) -> None:
+        """Register an object."""
+        super().__setitem__(name, thing)
+        if name in self.waiting:
+            self._restore(name, self.waiting.pop(name))
+
+    def setdefault(self, name: str, thing: Any = None) -> Any:
+        """Return the object of that name; register this one if there is none."""
+        if name not in self:
+            self[name] = thing
+        return self[name]
 
     def state_dict(self) -> StateDict:
         """Return the state of every object; one with ``state_version`` carries its version."""
@@ -43,16 +64,37 @@ class StatefulRegistry(dict[str, Any]):
         Raises:
             CheckpointError: An object refuses its state; the message names it.
         """
-        for name, thing in self.items():
+        for name in self:
             if name in state:
-                try:
-                    restore(thing, state[name])
-                except CheckpointError:
-                    raise
-                except Exception as error:
-                    message = f"the checkpoint's state of {name!r} does not fit: {error}"
-                    raise CheckpointError(message) from error
+                self._restore(name, state[name])
         return sorted(set(self) - set(state))
+
+    def _restore(self, name: str, state: Any) -> None:
+        try:
+            restore(self[name], state)
+        except CheckpointError:
+            raise
+        except Exception as error:
+            message = f"the checkpoint's state of {name!r} does not fit: {error}"
+            raise CheckpointError(message) from error
+
+    def kept_places(self) -> Callable[[], None]:
+        """Keep where in a run the plugins are; return what puts that back.
+
+        A plugin whose ``holds_weights`` is true, as that of an average, belongs to the model: it is left alone.
+        """
+        kept: list[tuple[str, Any, Any]] = []
+        for name, thing in self.items():
+            if name.startswith("plugins/") and not getattr(thing, "holds_weights", False):
+                with suppress(Exception):  # whatever: one that cannot tell its place, before a training, has none
+                    kept.append((name, thing, copy.deepcopy(_versioned(thing))))
+
+        def put_back() -> None:
+            for name, thing, state in kept:
+                if self.get(name) is thing:  # else it was taken out meanwhile
+                    restore(thing, state)
+
+        return put_back
 
 
 class RandomState:

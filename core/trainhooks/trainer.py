@@ -5,27 +5,28 @@ from __future__ import annotations
 import logging
 import sys
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from . import inference, loop
 from .assembly import Assembly, claim
-from .checked_state import WITH_WEIGHTS, check_names, check_state
+from .checked_state import WITH_WEIGHTS, check_names, check_state, is_registered
+from .data import check_loader
 from .driver import Driver
 from .errors import PluginNotFoundError, UsageError
+from .given import check_parts
 from .interruption import find_wait
 from .manager import Plugin, plugin_name
-from .options import validated
 from .project import load_project
 from .session import Session
-from .settings import Settings, complete_config
+from .settings import complete_config, make_settings
 from .stateful import Stateful, restore
 from .suggest import suggestion
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     import torch
     from torch import nn, optim
@@ -121,20 +122,25 @@ class Trainer(Driver):
             "log_every_steps": log_every_steps,
             "report_timeout_s": report_timeout_s,
         }
+        if isinstance(plugins, str) or not isinstance(plugins, Iterable):
+            message = f"plugins must be a list such as [EMA(), 'lr'], not {plugins!r}"
+            raise UsageError(message)
+        plugins = list(plugins)
         words = [plugin for plugin in plugins if isinstance(plugin, str)]
         self.config = complete_config(config, given, options or {}, words, autoload=autoload)
-        super().__init__(Settings(**validated(Settings, self.config.settings, "settings of the run")))
+        super().__init__(make_settings(self.config.settings))
+        check_parts(model, loss, optimizer)
         if model is not None:
             self.model = model
         self.loss = loss
         if loaders is not None and not isinstance(loaders, Mapping):
             message = f"loaders must be a mapping such as {{'train': ..., 'val': ...}}, not {type(loaders).__name__}"
             raise UsageError(message)
-        self.loaders.update(loaders or {})
+        for split, loader in (loaders or {}).items():
+            if loader is not None:
+                check_loader(loader, f"loaders[{split!r}] is")
+                self.loaders[split] = loader
         if optimizer is not None:
-            if isinstance(optimizer, type):
-                message = f"optimizer is the class {optimizer.__name__}; give {optimizer.__name__}(model.parameters(), ...)"
-                raise UsageError(message)
             self.take_optimizer(optimizer)
         self.overwrite, self.strict_plugins = overwrite, strict_plugins
         self._configured = False
@@ -183,7 +189,8 @@ class Trainer(Driver):
                 setattr(self, name, value)
         self.stop_reason = self._stop_after_epoch = None
         self._evaluated = {}
-        session = Session(self, training=True, resume=resume)
+        self.count_failed_step()
+        session = Session(self, training=True, resume=_fixed(resume))
         session.run(session.train)
         assert self.outcome is not None  # noqa: S101 - the session has set it
         return self.outcome
@@ -200,7 +207,7 @@ class Trainer(Driver):
         """
         if self.session is not None:
             return self.run_evaluation(split)
-        session = Session(self, training=False)
+        session, checkpoint = Session(self, training=False), _fixed(checkpoint)
         return session.run(lambda: session.restored(checkpoint, lambda: self.run_evaluation(split)))
 
     def predict(self, split: str = "test", *, checkpoint: str | Path | None = None) -> Any:
@@ -215,7 +222,7 @@ class Trainer(Driver):
         """
         if self.session is not None:
             return self.hooks.predict(trainer=self, split=split)
-        session = Session(self, training=False)
+        session, checkpoint = Session(self, training=False), _fixed(checkpoint)
         return session.run(lambda: session.restored(checkpoint, lambda: self.hooks.predict(trainer=self, split=split)))
 
     def _leave_wait(self, *, patient: bool) -> None:
@@ -256,6 +263,7 @@ class Trainer(Driver):
             plugin,
             index=len(self.manager.plugins),
             on_error=getattr(plugin, "on_error", "raise"),
+            insists=getattr(plugin, "on_error", None) == "raise",
         )
         claim(new, self)
         self.manager.add(new)
@@ -275,8 +283,7 @@ class Trainer(Driver):
             self.manager.call_each("configure", [new], {"trainer": self})
         if self.session is not None and self.session.set_up:
             self.session.set_up_plugin(new)
-            if self.reporter is None:
-                self.open_reporter()
+            self.add_reporter(new)
 
     def unregister(self, name: str) -> Any:
         """Take a plugin out, by name or object; it gets ``teardown`` if it was set up.
@@ -328,7 +335,10 @@ class Trainer(Driver):
         """Drop the state of a plugin that was taken out and tear it down."""
         self.stateful.pop(f"plugins/{plugin.name}", None)
         if self.session is not None:
-            self.session.tear_down_plugin(plugin, self.make_outcome("stopped", reason))
+            outcome = self.make_outcome("stopped", reason)
+            self.session.tear_down_plugin(plugin, outcome)
+            if self.reporter is not None:
+                self.reporter.remove(plugin, outcome)
 
     def _register_state(self, plugin: Plugin) -> None:
         if isinstance(plugin.object, Stateful) and not isinstance(plugin.object, type):
@@ -341,13 +351,14 @@ class Trainer(Driver):
 
     def state_dict(self) -> StateDict:
         """Return everything that a checkpoint holds, as plain values and tensors, after ``on_save``."""
-        self.flush()
+        self.peek()
         if self.reporter is not None:
-            self.reporter.hurry()  # what was logged before a checkpoint should be on disk when it is
+            self._pass_media_on()  # a resumed run does not log them again
+            self.reporter.catch_up()  # what was logged before a checkpoint should be on disk when it is
         state: StateDict = {
             **self.stateful.state_dict(),
             "run": self.save_counters(),
-            "metrics": {**self.bus.state_dict(), "latest": dict(self.metrics)},
+            "metrics": self.log_state(),
             "rng": self._restored.get("rng") or self.rng.state_dict(),
             "loader": self.position.state_dict(self.loaders.get("train")),
             "evaluated": dict(self._evaluated),
@@ -356,6 +367,7 @@ class Trainer(Driver):
         }
         if self.hooks.on_save is not None:
             self.hooks.on_save(trainer=self, state=state)
+        check_state(state)  # what could not be resumed from is not to be saved
         return state
 
     def load_state_dict(self, state: StateDict, *, weights_only: bool = False) -> None:
@@ -371,11 +383,12 @@ class Trainer(Driver):
         check_names(state, self.stateful.keys(), model=self.model, weights_only=weights_only)
         skipped = [key for key in state if weights_only and key.startswith("optimizers/")]
         missing = self.stateful.load_state_dict({key: value for key, value in state.items() if key not in skipped})
+        self.stateful.waiting = {key: value for key, value in state.items() if key not in self.stateful and is_registered(key)}
         missing = [name for name in missing if name not in skipped and not (weights_only and name.startswith("optimizers/"))]
         if missing:
             known = all(name.startswith("plugins/") for name in missing)  # the difference of the plugins is said anyway
             level = logging.INFO if known or weights_only else logging.WARNING
-            log.log(level, "starting anew, since the checkpoint has no state of them: %s", ", ".join(missing))
+            log.log(level, "of these the checkpoint has no state, so they begin anew: %s", ", ".join(missing))
         self._restored = {key: value for key, value in state.items() if key.startswith("plugins/")}
         self._restored = {key: value for key, value in self._restored.items() if key not in self.stateful}
         if weights_only and self._restored:
@@ -385,10 +398,13 @@ class Trainer(Driver):
         if weights_only:
             self._eval_requests, self._checkpoint_request = {}, None
         else:
-            self.bus.load_state_dict(state["metrics"])
-            self.metrics = dict(state["metrics"]["latest"])
+            self.load_log_state(state["metrics"])
             self._restored["rng"] = state["rng"]
             self.position.load_state_dict(state["loader"])
-            self.plan_flush()  # the run that saved it flushed then, too
             self._evaluated = dict(state["evaluated"])
             self.gradients_spent = True
+
+
+def _fixed(path: str | Path | None) -> str | Path | None:
+    """Return the path of what is there such that it means the same wherever a hook changes the working directory to."""
+    return Path(path).absolute() if isinstance(path, str | Path) and path and path != "auto" and Path(path).exists() else path

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .hookspecs import ONE_BY_ONE
 from .markers import PROJECT
 from .order import PHASES
-from .suggest import suggestion
+from .suggest import hook_suggestion, may_be_of_a_plugin, suggestion
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -38,7 +38,7 @@ def faults(plugin: object, hooks: Mapping[str, tuple[str, ...]], must_return: fr
         hooks: Names of all hooks with the arguments of each.
         must_return: Stages whose result must not be lost.
     """
-    found = [*_declaration_faults(plugin), *_unmarked(plugin, hooks)]
+    found = [*_declaration_faults(plugin), *_unmarked(plugin, hooks), *_marked_in_vain(plugin)]
     seen: set[str] = set()
     for name, function, mark in hook_functions(plugin):
         hook = mark.get("specname") or name
@@ -48,7 +48,9 @@ def faults(plugin: object, hooks: Mapping[str, tuple[str, ...]], must_return: fr
         seen.add(hook)
         if hook not in hooks:
             if not mark["optionalhook"]:
-                found.append(f"{where}: there is no such hook{suggestion(hook, hooks)}")
+                remedy = "; mark it @hookimpl(optionalhook=True) if a plugin that may be out specifies it"
+                remedy = remedy if may_be_of_a_plugin(hook, hooks) else ""
+                found.append(f"{where}: there is no such hook{hook_suggestion(hook, hooks)}{remedy}")
             continue
         found.extend(f"{where}: {fault}" for fault in _signature_faults(function, hooks[hook]))
         found.extend(f"{where}: {fault}" for fault in _wrapper_faults(hook, function, mark, must_return))
@@ -94,6 +96,13 @@ def _declaration_faults(plugin: object) -> Iterator[str]:
             yield f"{name} = {value!r}: must be a tuple of plugin names, write ({value!r},)"
         elif not isinstance(value, tuple | list | set | frozenset) or not all(isinstance(one, str) for one in value):
             yield f"{name} = {value!r}: must be a tuple of plugin names"
+    saves, loads = (callable(getattr(plugin, name, None)) for name in ("state_dict", "load_state_dict"))
+    if saves != loads:
+        has, lacks = ("state_dict", "load_state_dict") if saves else ("load_state_dict", "state_dict")
+        yield f"has {has}() but no {lacks}(), so its state would never be saved; write both, or rename it"
+    per_call = getattr(plugin, "records_per_call", 1)
+    if type(per_call) is not int or per_call < 1:
+        yield f"records_per_call = {per_call!r}: must be a whole number, 1 or more"
 
 
 def _unmarked(plugin: object, hooks: Mapping[str, tuple[str, ...]]) -> Iterator[str]:
@@ -105,11 +114,33 @@ def _unmarked(plugin: object, hooks: Mapping[str, tuple[str, ...]]) -> Iterator[
         own = {name: value for base in reversed(classes) for name, value in vars(base).items()}
     for name in sorted(set(own) & set(hooks)):
         written = _bare(own[name])
-        if inspect.isroutine(written) and not hasattr(written, MARK) and inspect.isroutine(getattr(plugin, name, None)):
+        marked = hasattr(written, MARK) or _has_mark(own[name])
+        if inspect.isroutine(written) and not marked and inspect.isroutine(getattr(plugin, name, None)):
             yield f"{name}() {_place(written)}: has a hook's name but no @hookimpl, so it would never be called"
 
 
+def _marked_in_vain(plugin: object) -> Iterator[str]:
+    """Find what is marked but would not be taken for a hook: no function, or one whose mark Python does not pass on."""
+    called = {name for name, _, _ in hook_functions(plugin)}
+    for name in sorted(set(dir(plugin)) - called):
+        written = inspect.getattr_static(plugin, name, None)
+        if name.startswith("__") or not _has_mark(written):
+            continue
+        kind = type(written).__name__
+        if isinstance(written, staticmethod | classmethod):
+            yield f"{name}() {_place(_bare(written))}: @hookimpl stands above @{kind}, which hides it; write it below"
+        else:
+            yield f"{name}: is marked as a hook, but is a {kind}, which would never be called; write a function: def {name}(...)"
+
+
+def _has_mark(written: object) -> bool:
+    return isinstance(inspect.getattr_static(written, MARK, None), dict)
+
+
 def _signature_faults(function: Callable[..., Any], arguments: tuple[str, ...]) -> Iterator[str]:
+    code = getattr(getattr(function, "__func__", None), "__code__", None)
+    if code is not None and code.co_argcount and code.co_varnames[0] in arguments:
+        yield f"its first parameter, which gets the object itself, is {code.co_varnames[0]!r}; write self before it"
     for parameter in inspect.signature(function).parameters.values():
         name = parameter.name
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
@@ -135,6 +166,8 @@ def _wrapper_faults(
         yield "yields but is not marked @hookimpl(wrapper=True), so its body would never run"
     elif mark["wrapper"] and not yields:
         yield "is marked wrapper=True but never yields; yield exactly once"
+    elif mark["wrapper"] and not inspect.isgeneratorfunction(function):
+        yield "yields inside of a decorator whose own function does not, so it could not be called; take the decorator off"
     elif mark["wrapper"] and hook in ONE_BY_ONE:
         yield "cannot be a wrapper: this hook is called plugin by plugin"
     elif mark["wrapper"] and hook in must_return and returns_nothing(plain):

@@ -29,7 +29,7 @@ log = logging.getLogger("trainhooks")
 _PASSING: Final = (LOCK, f".{RECORD}.tmp")
 _AGES_S: Final = 1e10
 #: What a training that goes on keeps of the record before.
-_KEPT: Final = ("started", "resumed", "checkpoint", "best", "logs_begin")
+_KEPT: Final = ("id", "parent", "started", "resumed", "checkpoint", "best", "logs_begin", "hyperparameters")
 
 
 class RunFolder:
@@ -43,11 +43,15 @@ class RunFolder:
         self.path = Path(os.path.abspath(path))  # noqa: PTH100 - resolve() would follow a link that the user chose
         #: What ``run.json`` holds besides the list of files.
         self.record: dict[str, Any] = {}
+        #: Where an earlier run was looked for in vain, so that this folder is a new one: for a message.
+        self.sought = ""
         self._former: dict[str, Any] | None = None
         self._names: list[str] = []
         self._known = False  # whether the list is this run's
         self._adopts = False  # whether a former run's list is lost, so that what this run writes is taken for its own
         self._lock = RunLock(self.path)
+        self._link = self.path / "checkpoints"  # which may be a link to another disk
+        self._link_lock: RunLock | None = None
         #: Whether a training is writing here now.
         self.is_open = False
         self._began, self._seconds_before = 0.0, 0.0
@@ -65,28 +69,47 @@ class RunFolder:
             UsageError: With the path and the remedy.
         """
         self._check_path()
+        if self._link.is_symlink() and not self._link.is_dir():
+            message = (
+                f"{self._link} is a link to {self._link.readlink()}, where no folder is: mount or make it, or remove the link"
+            )
+            raise UsageError(message)
+        self._check_free()
+        refusal = None if self._known or overwrite else self._refusal(resume=resume)
+        if refusal is not None:
+            self._check_free()  # what is in the way may be of a run that has begun meanwhile
+            raise UsageError(refusal)
+
+    def _check_free(self) -> None:
         if not self._lock.held and (who := holder(self.path)) is not None:
             message = f"work_dir {self.path} is in use by {who}: wait for it, or name another folder"
             raise UsageError(message)
-        if self._known or overwrite:
-            return
-        if self.is_run and not resume and not left_nothing(self.path):
-            message = (
-                f"work_dir {self.path} holds a former run: resume it with --resume auto (train(resume='auto')), "
-                "replace it with --overwrite (overwrite=True), or name another folder"
-            )
+        place = self._linked_place()
+        if place is not None and self._link_lock is None and (who := holder(place)) is not None:
+            message = f"{self._link} is a link to {place}, which is in use by {who}: link it to a folder of its own"
             raise UsageError(message)
+
+    def _refusal(self, *, resume: bool) -> str | None:
+        """Return why what is in the folder must not be touched. A run's record is there before its files: they are listed first."""
+        passing = (*_PASSING, self._link.name) if self._is_linked else _PASSING
         try:
-            foreign = not self.is_run and self.path.is_dir() and any(one.name not in _PASSING for one in self.path.iterdir())
+            others = self.path.is_dir() and any(one.name not in passing for one in self.path.iterdir())
         except OSError as error:
             message = f"cannot read work_dir {self.path}: {error.strerror}"
             raise UsageError(message) from None
-        if foreign:
-            message = (
-                f"work_dir {self.path} is not empty and holds no run of trainhooks: name another folder, or write beside "
-                "what is there with --overwrite (overwrite=True), which removes nothing that trainhooks did not make"
+        if self.is_run:
+            if resume or left_nothing(self.path):
+                return None
+            return (
+                f"work_dir {self.path} holds a former run: resume it with --resume auto (train(resume='auto')), "
+                "replace it with --overwrite (Trainer(overwrite=True)), or name another folder"
             )
-            raise UsageError(message)
+        if not others:
+            return None
+        return (
+            f"work_dir {self.path} is not empty and holds no run of trainhooks: name another folder, or write beside "
+            "what is there with --overwrite (Trainer(overwrite=True)), which removes nothing that trainhooks did not make"
+        )
 
     def _check_path(self) -> None:
         longest = max((len(os.fsencode(part)) for part in self.path.parts), default=0)
@@ -127,6 +150,9 @@ class RunFolder:
             raise UsageError(message) from None
         locked = self._lock.acquire()
         try:
+            if (place := self._linked_place()) is not None:
+                self._link_lock = RunLock(place)
+                locked = self._link_lock.acquire() and locked
             self.check(resume=resume, overwrite=overwrite)  # another run may have come and gone meanwhile
             former = read_record(self.path) if resume or self._known else None
             if not self._known and self.is_run:
@@ -142,7 +168,7 @@ class RunFolder:
             self._write()
         except BaseException as error:
             self.is_open = False
-            self._lock.release()
+            self._unlock()
             if not isinstance(error, OSError):
                 raise
             message = f"cannot write to work_dir {self.path}: {error.strerror}"
@@ -184,7 +210,25 @@ class RunFolder:
             self.update(**{"status": "failed", **facts})
         finally:
             self.is_open = False
-            self._lock.release()
+            self._unlock()
+
+    @property
+    def _is_linked(self) -> bool:
+        return self._link.is_symlink() and self._link.is_dir()
+
+    def _linked_place(self) -> Path | None:
+        """Return where to lock what the folder of checkpoints is a link to, as on a large disk: two runs must not write there."""
+        if not self._is_linked:
+            return None
+        place = self._link.resolve()
+        place = place.parent if (place.parent / RECORD).is_file() else place  # the folder of another run is locked as a whole
+        return None if place == self.path.resolve() else place
+
+    def _unlock(self) -> None:
+        if self._link_lock is not None:
+            self._link_lock.release()
+            self._link_lock = None
+        self._lock.release()
 
     def abandon(self, **facts: Any) -> None:
         """Close as if this run had not been: it could not restore what the former one has made, whose record stays."""
@@ -204,9 +248,7 @@ class RunFolder:
         if ".." in Path(name).parts or Path(name).is_absolute():
             message = f"run_file({name!r}): must be a name inside the run folder"
             raise UsageError(message)
-        if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
-            message = f"{path} is a link or no file, and was not made by trainhooks; move it away or name another work_dir"
-            raise UsageError(message)
+        self.check_links(path)
         with self._writing:
             if not self._known:
                 self._join()
@@ -220,6 +262,22 @@ class RunFolder:
                 self._names.append(name)
                 self._write_or_warn()
         return path
+
+    def check_links(self, path: Path) -> None:
+        """Refuse to write through a link, to what is no part of this folder, or to a pipe or device.
+
+        Args:
+            path: Of a file or folder in it.
+
+        Raises:
+            UsageError: One of the folders on the way or the file itself is a link, or it is no file.
+        """
+        way = [one for one in (path, *path.parents) if self.path in one.parents and one != self._link]
+        odd = path.exists() and not path.is_file() and not path.is_dir()
+        wrong = [one for one in way if one.is_symlink() or (one == path and odd)]
+        if wrong:
+            message = f"{wrong[-1]} is a link or no file, and was not made by trainhooks; move it away or name another work_dir"
+            raise UsageError(message)
 
     def forget(self, name: str) -> None:
         """Take a name off the list, when its file has been removed; while a training runs the next change writes that too."""

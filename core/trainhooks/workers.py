@@ -18,7 +18,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import add_note
+from .errors import add_note, message_of
 from .worker_project import WithProject, needs_project
 from .worker_shield import Shielded, kill_workers, reading, shielded_signals
 
@@ -110,7 +110,7 @@ def note_lost_workers(error: BaseException, loaders: Iterable[object]) -> bool:
     """
     if not isinstance(error, Exception):
         return False
-    about_workers = str(error).startswith(_OF_TORCH)
+    about_workers = message_of(error).startswith(_OF_TORCH)
     noted = any(note.startswith(_MARK) for note in getattr(error, "__notes__", ()))
     holders = [loader for loader in loaders if _has_workers(getattr(loader, "_iterator", None))]
     iterator, function = _iterator_of(error.__traceback__)
@@ -129,7 +129,7 @@ def note_lost_workers(error: BaseException, loaders: Iterable[object]) -> bool:
             if worker.sentinel in closed:
                 worker.join(_GRACE_S)  # its files are closed a moment before its exit code is there
     dead = [worker for worker in workers if worker.exitcode or (worker.exitcode == 0 and about_workers)]
-    late = not dead and function == "_get_data" and "timed out" in str(error)
+    late = not dead and function == "_get_data" and "timed out" in message_of(error)
     if not (dead or late or about_workers or noted):
         return False
     notes = [f"loader worker (pid {worker.pid}) {_cause(worker.exitcode)}" for worker in dead]

@@ -1,22 +1,27 @@
 """Prints what the engine costs per training step, as ratios to a hand-written loop in the same run.
 
-    python tests/bench/step_time.py [--rounds 20]
+    python tests/bench/step_time.py [--processes 6] [--rounds 5]
 
 Workload: Linear(32, 64), ReLU, Linear(64, 10), cross entropy, SGD with momentum, batch 32, one thread, 1,000 batches made
-beforehand. Each variant is run right after a raw loop, and the two are compared: a clock stamp every 20 batches gives the
-process's CPU time for each chunk, the tenth percentile of a run's chunks is its time per step, so that start-up, garbage
-collection and the machine's other work drop out, and the middle ratio of all rounds is the figure. ``raw again`` is the same
-loop as ``raw``: its distance from 1.00 is the noise of this run. Every variant's final weights are compared with the raw
-loop's: they must be the same bit for bit.
+beforehand. Each variant is measured in processes of its own, as a training has one, since where things come to lie in memory
+differs from process to process, by up to half a percent, and stays so within it. There each run follows a run of the raw
+loop, and the two are compared: a clock stamp every 20 batches gives the process's CPU time for each chunk, the tenth
+percentile of a run's chunks is its time per step, so that start-up, garbage collection and the machine's other work drop out.
+The middle ratio of a process's rounds is its ratio; the middle one of all processes is the figure, beside the lowest and the
+highest. ``raw again`` is the same loop as ``raw``: its distance from 1.00 is the noise of this run. Every variant's final
+weights are compared with the raw loop's: they must be the same bit for bit.
 """
 
 import argparse
 import contextlib
 import io
+import json
 import logging
 import os
 import random
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 
@@ -125,36 +130,47 @@ VARIANTS = {
 }
 
 
-def main():
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=20)
-    rounds = parser.parse_args().rounds
+def time_per_step(run, data, reference):
+    """Train, and return the microseconds of CPU that a step takes."""
+    model = run(data)
+    assert all(torch.equal(a, b) for a, b in zip(reference, model.parameters(), strict=True))
+    chunks = sorted((b - a) / CHUNK * 1e6 for a, b in zip(data.stamps, data.stamps[1:], strict=False))
+    return chunks[len(chunks) // 10]
+
+
+def measure(name, rounds):
+    """Print the pairs of one process: what a step of the raw loop takes, and right after it a step of the variant."""
     torch.set_num_threads(1)
     logging.disable()
     data = StampedBatches()
     reference = [parameter.clone() for parameter in raw(data).parameters()]
+    run, _ = VARIANTS[name]
+    print(json.dumps([(time_per_step(raw, data, reference), time_per_step(run, data, reference)) for _ in range(rounds)]))
 
-    def time_per_step(run):
-        model = run(data)
-        assert all(torch.equal(a, b) for a, b in zip(reference, model.parameters(), strict=True))
-        chunks = sorted((b - a) / CHUNK * 1e6 for a, b in zip(data.stamps, data.stamps[1:], strict=False))
-        return chunks[len(chunks) // 10]
 
-    pairs = {name: [] for name in VARIANTS}
-    for _ in range(rounds):
+def main():
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--processes", type=int, default=6, help="of each variant")
+    parser.add_argument("--rounds", type=int, default=5, help="of each process")
+    parser.add_argument("--variant", choices=VARIANTS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.variant:
+        measure(given.variant, given.rounds)
+        return
+    found = {name: [] for name in VARIANTS}
+    for _ in range(given.processes):
         for name in random.sample(list(VARIANTS), len(VARIANTS)):
-            before = time_per_step(raw)
-            pairs[name].append((before, time_per_step(VARIANTS[name][0])))
-    base = statistics.median(before for rows in pairs.values() for before, _ in rows)
-    print(f"{rounds} rounds of {BATCHES} steps; raw loop: {base:.0f} µs of CPU a step\n")
-    print(f"{'':32}{'ratio':>7}{'quartiles':>16}{'+µs':>8}{'target':>9}")
+            command = [sys.executable, __file__, "--variant", name, "--rounds", str(given.rounds)]
+            found[name].append(json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout))
+    base = statistics.median(before for processes in found.values() for pairs in processes for before, _ in pairs)
+    print(f"{given.processes} processes of {given.rounds} rounds of {BATCHES} steps; raw loop: {base:.0f} µs of CPU a step\n")
+    print(f"{'':32}{'ratio':>7}{'processes':>16}{'+µs':>8}{'target':>9}")
     for name, (_, target) in VARIANTS.items():
-        ratios = [after / before for before, after in pairs[name]]
-        low, middle, high = statistics.quantiles(ratios, n=4, method="inclusive")
-        more = statistics.median(after - before for before, after in pairs[name])
+        each = [statistics.median(after / before for before, after in pairs) for pairs in found[name]]
+        more = statistics.median(after - before for pairs in found[name] for before, after in pairs)
         note = f"{target:9.2f}" if target else ""
-        print(f"{name:32}{middle:7.3f}{low:9.3f}-{high:.3f}{more:+8.1f}{note}")
+        print(f"{name:32}{statistics.median(each):7.3f}{min(each):9.3f}-{max(each):.3f}{more:+8.1f}{note}")
 
 
 if __name__ == "__main__":

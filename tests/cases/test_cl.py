@@ -415,3 +415,87 @@ def test_cl_06_a_link_inside_a_former_run_is_not_followed(finished, command):
     assert code == 0, err
     assert (elsewhere / "image.png").read_bytes() == b"foreign"
     assert not step.is_symlink()
+
+
+# --- Others of their kinds ---
+
+
+@pytest.mark.parametrize(("value", "expected"), [("0", 1), ("None", 1), ("256", 1), ("7", 7), ("'bye'", 1)])
+def test_sys_exit_in_a_hook_is_no_success(value, expected, command):
+    conf = command.conf + f"\n@hookimpl\ndef after_step(trainer):\n    raise SystemExit({value})\n"
+    code, _, err = command(*TRAIN, conf=conf)
+    assert code == expected
+    assert f"the run was ended by SystemExit: {value.strip(chr(39))}" in err
+    assert "raised in after_step() of plugin 'trainconf' (project file) at step 0" in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        ("[tool.trainhook.train]", "unknown table [tool.trainhook] of trainhooks.toml:1; did you mean [tool.trainhooks]?"),
+        ("[tool.train-hooks.train]", "unknown table [tool.train-hooks] of trainhooks.toml:1"),
+    ],
+)
+def test_a_misspelt_table_of_our_own(table, said, command):
+    (command.folder / "trainhooks.toml").write_text(f"{table}\nmax_steps = 2\n")
+    code, _, err = command(*TRAIN)
+    assert code == 2
+    assert said in err
+    (command.folder / "trainhooks.toml").rename(command.folder / "pyproject.toml")
+    code, _, err = command(*TRAIN)
+    assert code == 2
+    assert said.replace("trainhooks.toml", "pyproject.toml") in err
+
+
+def test_the_tables_of_other_tools_are_left_alone(command):
+    (command.folder / "pyproject.toml").write_text("[tool.train]\nmax_steps = 2\n[tool.ruff]\nline-length = 9\n")
+    code, _, err = command(*TRAIN)
+    assert code == 0, err
+
+
+def test_a_byte_order_mark_is_no_mistake(command):
+    (command.folder / "trainhooks.toml").write_bytes(b"\xef\xbb\xbf[train]\nmax_steps = 2\n")
+    code, out, err = command("train", "-p", "no:progress")
+    assert code == 0, err
+    assert "max_steps=2 reached" in out
+
+
+def test_a_misspelt_name_in_autoload_is_said(command):
+    (command.folder / "trainhooks.toml").write_text('autoload = ["timr"]\n')
+    code, _, err = command("train", "--set", "max_steps=1")
+    assert code == 0, err
+    assert "'autoload' in trainhooks.toml:1: no plugin is named 'timr'; did you mean 'timer'?" in err
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**64)])
+def test_a_seed_that_no_generator_takes(seed, command):
+    code, _, err = command(*TRAIN, "--set", f"seed={seed}")
+    assert code == 2
+    assert f"option 'seed' in --set seed={seed}: must be 0 or more and below 2**64, not {seed}" in err
+
+
+def test_a_plugin_named_as_its_class_is_suggested(command):
+    code, _, err = command(*TRAIN, "-o", "EMA.decay=0.9")
+    assert code == 2
+    assert "no plugin is named 'EMA', in -o EMA.decay=0.9; did you mean 'ema'?" in err
+
+
+def test_a_name_in_the_plugins_of_the_project_file(command):
+    code, _, err = command(*TRAIN, conf=command.conf + '\nplugins = ["ema"]\n')
+    assert code == 3
+    assert "'ema' is no plugin but a text; give a module, a class or an instance, or name an installed one with -p ema" in err
+
+
+@pytest.mark.parametrize("limit", [sys.maxsize, 10**30])
+def test_a_limit_beyond_all_numbers_is_one(limit):
+    class Stops:
+        @hookimpl
+        def after_step(self, trainer):
+            trainer.stop("enough")
+
+        @hookimpl
+        def train_step(self):
+            return {"loss": 0.0}
+
+    assert Trainer(plugins=[Stops()], autoload=False, max_steps=limit).train().reason == "enough"

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from trainhooks import hookimpl
-from trainhooks_builtins import EMA, LR, Accumulate, Checkpoint
+from trainhooks import SkipEpoch, SkipStep, hookimpl
+from trainhooks_builtins import EMA, LR, Accumulate, Checkpoint, Evaluation
 
 
 class Weights:
@@ -101,6 +101,58 @@ class TestGA04:
         saved = sorted(entry.name for entry in (tmp_path / "checkpoints").iterdir())
         assert saved == ["step-00000007", "step-00000014"]  # the steps of updates 3 and 6
         assert trainer.total_updates == trainer.update == 6
+
+    @pytest.mark.parametrize("how", ["dropped", "short", "ended"])
+    def test_ga_04_nor_do_they_miss_an_update_that_the_end_of_an_epoch_makes(self, train, tmp_path, how):
+        """Seven of eight batches are trained, so each epoch ends with a window of one: updates 3 and 6."""
+        done = []
+
+        class Short(list):
+            def __len__(self):
+                return 8
+
+        class Cuts:
+            @hookimpl
+            def prepare_batch(self, trainer, batch):
+                if trainer.split == "train" and trainer.batch_index == 7:
+                    raise SkipStep("not this one") if how == "dropped" else SkipEpoch("enough")
+
+            @hookimpl
+            def configure(self, trainer):
+                if how == "short":
+                    trainer.loaders["train"] = Short(trainer.loaders["train"][:7])
+
+            @hookimpl
+            def before_eval(self, trainer):
+                done.append(("evaluated", trainer.step, trainer.update))
+
+            @hookimpl
+            def after_save(self, trainer):
+                done.append(("saved", trainer.step, trainer.update))
+
+        evaluation = Evaluation(every_updates=3, start_update=3, at_end=True)
+        checkpoint = Checkpoint(every_updates=3, at_end=True)
+        plugins = [evaluation, checkpoint, Cuts()]
+        trainer, seen = train(Accumulate(3), [*SEVEN, 8.0], *plugins, val=(1.0,), max_epochs=2, work_dir=tmp_path)
+        assert seen.weights == [-2.0, -7.0, -14.0, -16.0, -21.0, -28.0]
+        assert done == [("evaluated", 7, 3), ("saved", 7, 3), ("evaluated", 14, 6), ("saved", 14, 6)]
+        assert trainer.metrics["val/loss"] == -28.0
+
+    def test_ga_04_nor_is_an_evaluation_before_such_an_update_the_last_one(self, train):
+        done = []
+
+        class Cuts:
+            @hookimpl
+            def before_step(self, trainer):
+                if trainer.batch_index == 4:
+                    raise SkipStep("not this one")
+
+            @hookimpl
+            def after_eval(self, trainer, metrics):
+                done.append((trainer.step, trainer.update, metrics["val/loss"]))
+
+        train(Accumulate(3), [1.0, 2.0, 3.0, 4.0, 5.0], Evaluation(every_steps=4), Cuts(), val=(1.0,))
+        assert done == [(4, 1, -2.0), (4, 2, -6.0)]
 
 
 class TestGA06:

@@ -87,6 +87,37 @@ class TestLR01:
         ]
 
 
+class TestAnotherBatchSize:
+    """40 samples for 4 epochs: two of 10 batches, stopped and resumed with two of 5, so that there are 30 updates."""
+
+    def rates(self, make_trainer, folder, options, *sizes, stop=20):
+        for size in sizes:
+            rates = Rates()
+            plugins = [LR("linear", **options), Checkpoint(), rates, StopsAfter(stop)]
+            trainer = make_trainer(plugins, max_epochs=4, work_dir=folder)
+            trainer.loaders["train"] = DataLoader(torch.ones(40, 1, dtype=torch.float64), batch_size=size)
+            trainer.train(resume="auto")
+        return rates.seen
+
+    @pytest.mark.parametrize("by", ["update", "step"])
+    def test_the_schedule_ends_with_the_run(self, make_trainer, tmp_path, messages, by):
+        seen = self.rates(make_trainer, tmp_path / "run", {"by": by}, 4, 8)
+        assert seen == pytest.approx([1 - update / 30 for update in range(20, 30)])
+        assert not [text for text in messages() if "its last value stays" in text]
+
+    def test_smaller_batches(self, make_trainer, tmp_path):
+        seen = self.rates(make_trainer, tmp_path / "run", {}, 8, 4, stop=10)
+        assert seen == pytest.approx([1 - update / 30 for update in range(10, 30)])
+
+    def test_by_epochs_nothing_changes(self, make_trainer, tmp_path):
+        assert self.rates(make_trainer, tmp_path / "run", {"by": "epoch"}, 4, 8) == [0.5] * 5 + [0.25] * 5
+
+    def test_a_warmup_that_was_over_keeps_its_length(self, make_trainer, tmp_path):
+        """An epoch of 10 updates, then the schedule over the other 20 of 30."""
+        seen = self.rates(make_trainer, tmp_path / "run", {"warmup_epochs": 1.0}, 4, 8)
+        assert seen == pytest.approx([1 - (update - 10) / 20 for update in range(20, 30)])
+
+
 class TestLR02:
     """A warmup longer than the run."""
 

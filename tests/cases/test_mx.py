@@ -171,6 +171,13 @@ class TestMX03:
             "the train loader says that it has 10 batches, but gave 7"
         ]
 
+    def test_mx_03_steps_per_epoch_is_10_and_it_gives_7(self, scalar_model, messages):
+        trainer = trainer_of(DataLoader(Declared(7), batch_size=None), scalar_model, max_epochs=2, steps_per_epoch=10)
+        assert trainer.train().update == 14
+        assert [text for text in messages() if "steps_per_epoch" in text] == [
+            "steps_per_epoch = 10, but the train loader gave 7 batches in an epoch"
+        ]
+
     def test_mx_03_declares_5_gives_7(self, scalar_model, recorder):
         """Documented: an epoch ends at the declared length."""
         life = recorder("after_train_epoch")

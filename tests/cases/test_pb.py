@@ -3,7 +3,6 @@
 import io
 import os
 import re
-import subprocess
 import sys
 import types
 from importlib.machinery import ModuleSpec
@@ -47,7 +46,7 @@ trainer.train()
 
 
 class TestPB01:
-    """Flood in log files. 10,000 its of 1 ms of the progress's clock, in a process of their own."""
+    """Flood in log files. 10,000 its of 1 ms of the progress's clock, in a process with that stdout."""
 
     @pytest.mark.parametrize(
         ("target", "environment", "rank"),
@@ -58,16 +57,23 @@ class TestPB01:
             ("file", {"TERM": "dumb"}, 1),
         ],
     )
-    def test_pb_01_lines(self, tmp_path, target, environment, rank):
-        command = [sys.executable, "-c", SCRIPT, str(rank)]
-        environment = {**os.environ, **environment}
+    def test_pb_01_lines(self, fork, tmp_path, target, environment, rank):
+        def work():
+            os.environ.update(environment)
+            sys.argv = ["-c", str(rank)]
+            exec(SCRIPT, {"__name__": "__main__"})
+
         out = tmp_path / "out.txt"
         if target == "file":
             with out.open("w") as file:
-                subprocess.run(command, stdout=file, stderr=subprocess.PIPE, env=environment, check=True)
+                process = fork(work, file.fileno())
+                process.join()
             text = out.read_text()
         else:
-            text = subprocess.run(command, capture_output=True, text=True, env=environment, check=True).stdout
+            process = fork(work)
+            text = process.said.read()
+            process.join()
+        assert process.exitcode == 0, text
         if rank == 1:
             assert text == ""
             return
@@ -250,3 +256,34 @@ class TestPB02:
         monkeypatch.setitem(sys.modules, "IPython", ipython)
         make_trainer([Progress()]).train()
         assert "step 10/10" in capsys.readouterr().out
+
+
+class TestWatch:
+    """``trainhooks train --watch``, where there is no terminal and where it cannot have an effect."""
+
+    def test_pb_01_plain_lines_and_one_warning(self, command):
+        code, out, err = command("train", "--watch", "--set", "max_steps=5")
+        assert code == 0
+        assert not CONTROL.search(out + err)
+        assert err.count("there is no terminal here that could show it, so it is plain lines") == 1
+        assert "completed (max_steps=5 reached) at step 5/5" in out
+
+    def test_pb_01_not_with_another_style(self, command):
+        code, out, err = command("train", "-o", "progress.style=off", "--watch", "--set", "max_steps=5")
+        assert (code, out) == (2, "")
+        assert "-o progress.style=live" in err
+        assert "-o progress.style=off" in err
+
+    def test_pb_01_not_for_a_trainer(self, command):
+        source = "from trainhooks import Trainer\ntrainer = Trainer(max_steps=1, autoload=False)\n"
+        (command.folder / "of_mine.py").write_text(source)
+        code, out, err = command("train", "of_mine:trainer", "--watch")
+        assert (code, out) == (2, "")
+        assert err == (
+            "trainhooks: TARGET 'of_mine:trainer' is a Trainer, so --watch has no effect on it; give it Progress(style='live')\n"
+        )
+
+    def test_pb_01_not_without_the_plugin(self, command):
+        code, out, err = command("train", "-p", "no:progress", "--watch", "--set", "max_steps=5")
+        assert code == 2
+        assert "progress" in err

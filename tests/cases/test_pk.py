@@ -164,26 +164,22 @@ def test_pk_03_no_import_takes_place_while_reading(make_trainer, tmp_path):
     code = (
         "import sys, torch, safetensors.torch\n"
         "from pathlib import Path\n"
+        "path = Path(sys.argv[1])\n"
+        "sys.modules['trainhooks'] = sys.modules['trainhooks_builtins'] = None\n"
+        "assert safetensors.torch.load_file(path / 'tensors.safetensors')['model/w'].item() == -10\n"
+        "del sys.modules['trainhooks'], sys.modules['trainhooks_builtins']\n"
         "from trainhooks_builtins import Checkpoint\n"
         "from trainhooks_builtins import _checkpoint_tensors, _state_decoder, _state_files\n"
         "class Nothing:\n"
         "    def find_spec(self, name, *rest):\n"
         "        raise SystemExit('imported ' + name)\n"
         "sys.meta_path.insert(0, Nothing())\n"
-        "state = Checkpoint().load_checkpoint(Path(sys.argv[1]))\n"
+        "state = Checkpoint().load_checkpoint(path)\n"
         "assert state['plugins/keeps_an_object']['inside'][1]['deep']['tuple'] == (1, 2.5)\n"
         "assert state['plugins/keeps_an_object']['inside'][1]['deep'][('a', 1)] == {3, 4}\n"
         "assert state['model']['w'].item() == -10\n"
     )
     done = subprocess.run([sys.executable, "-c", code, path], cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    plain = (
-        "import sys, safetensors.torch\n"
-        "sys.modules['trainhooks'] = sys.modules['trainhooks_builtins'] = None\n"
-        "assert safetensors.torch.load_file(sys.argv[1])['model/w'].item() == -10\n"
-    )
-    file = path / "tensors.safetensors"
-    done = subprocess.run([sys.executable, "-c", plain, file], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 

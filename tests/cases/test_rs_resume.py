@@ -261,7 +261,7 @@ class TestRS01:
             return DataLoader(Samples(10), 2, **options)
 
         whole, weight = train(make, tmp_path / "whole", max_epochs=3)
-        for at in (1, 3, 5, 7, 10, 13):
+        for at in (1, 5, 7, 13):
             before, after, its = cut_and_resumed(make, tmp_path / f"{at}", at, max_epochs=3)
             assert before + after == whole
             assert its == weight

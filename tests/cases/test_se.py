@@ -2,9 +2,9 @@
 
 import importlib.metadata
 import json
-import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +45,14 @@ def place(tmp_path_factory):
     finally:
         sys.path.remove(str(RELIABILITY))
     return place
+
+
+@pytest.fixture(scope="module")
+def bombs(place):
+    """Return the cases that claim, or are, more than fits."""
+    from hostile import bomb_cases
+
+    return list(bomb_cases(place))
 
 
 class TestSE01:
@@ -106,14 +114,16 @@ class TestSE02:
             "torch.load = torch.serialization.load = pickle.load = pickle.loads = pickle.Unpickler = gone\n"
             "torch.__version__ = '2.5.1'\n"
             "from trainhooks.cli import main\n"
-            "main(sys.argv[1:])\n"
+            "try: main(sys.argv[3:])\n"
+            "except SystemExit as left: assert left.code == 0\n"
+            "import shutil; shutil.copyfile(*sys.argv[1:3])\n"
+            "main(sys.argv[3:])\n"
         )
         words = ["evaluate", str(place.project), "--checkpoint", str(place.newer), "--json"]
-        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["val/loss"] > 0
-        (place.newer / "tensors.safetensors").write_bytes(hostile.payloads(place.marker)["torch archive"])
-        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False, cwd=tmp_path)
+        (tmp_path / "torch.zip").write_bytes(hostile.payloads(place.marker)["torch archive"])
+        replaced = [tmp_path / "torch.zip", place.newer / "tensors.safetensors"]
+        done = subprocess.run([sys.executable, "-c", code, *replaced, *words], capture_output=True, text=True, cwd=tmp_path)
+        assert json.loads(done.stdout)["val/loss"] > 0, done.stderr
         assert done.returncode == 1
         assert "tensors.safetensors" in done.stderr
         assert "unpickled" not in done.stderr
@@ -260,11 +270,36 @@ class TestSE06:
             (where / ".env").write_text("TRAINHOOKS_PLUGINS=evil:Plugin\nPYTHONSTARTUP=evil.py\n")
         return folder
 
-    def said(self, words, folder, **environment):
-        done = subprocess.run(
-            [SCRIPT, *words], capture_output=True, text=True, check=False, cwd=folder, env={**os.environ, **environment}
-        )
+    def said(self, words, folder):
+        done = subprocess.run([SCRIPT, *words], capture_output=True, text=True, check=False, cwd=folder)
         return done.returncode, done.stdout + done.stderr
+
+    @pytest.fixture
+    def said_by_each(self, tmp_path):
+        """Return a function that gives exit code and output of several command lines, one after the other in a new process."""
+        program = tmp_path / "program" / "commands.py"  # whose folder Python looks in, as in that of the script
+        program.parent.mkdir()
+        program.write_text(
+            "import contextlib, io, json, logging, sys\n"
+            "from trainhooks.cli import main\n"
+            "ended = []\n"
+            "for words in json.loads(sys.argv[1]):\n"
+            "    logging.getLogger('trainhooks').handlers = []\n"
+            "    with contextlib.redirect_stdout(io.StringIO()) as said, contextlib.redirect_stderr(said):\n"
+            "        try:\n            main(words)\n"
+            "        except SystemExit as left:\n            ended.append([left.code, said.getvalue()])\n"
+            "print(json.dumps(ended))\n"
+        )
+
+        def run(commands, folder):
+            command = [sys.executable, program, json.dumps(commands)]
+            done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=folder)
+            assert done.returncode == 0, done.stderr
+            ended = json.loads(done.stdout)
+            assert len(ended) == len(commands)
+            return ended
+
+        return run
 
     @pytest.mark.parametrize(
         "words",
@@ -292,17 +327,19 @@ class TestSE06:
         assert code == 0 or (code == 2 and words == ["runs"]), said
         assert "imported" not in said
 
-    def test_se_06_what_is_run_is_the_project_that_was_named(self, trap, place):
+    def test_se_06_what_is_run_is_the_project_that_was_named(self, trap, place, said_by_each):
         """From within the trap; modules beside the project file are found last, so that none is taken for a dependency."""
-        words = [str(place.project), "--checkpoint", str(place.run), "--json"]
-        for folder in (trap, place.run):
-            code, said = self.said(["evaluate", *words], folder)
-            assert code == 0, said
-            assert "imported" not in said
-        away = ["--set", f"work_dir={trap / 'out'}", "--set", "max_steps=7"]
-        code, said = self.said(["train", str(place.project), *away, "--resume", str(place.newer)], trap)
+        evaluate = ["evaluate", str(place.project), "--checkpoint", str(place.run), "--json"]
+        code, said = self.said(evaluate, place.run)
         assert code == 0, said
-        assert "at step 6" in said
+        assert "imported" not in said
+        away = ["--set", f"work_dir={trap / 'out'}", "--set", "max_steps=7"]
+        train = ["train", str(place.project), *away, "--resume", str(place.newer)]
+        evaluated, trained = said_by_each([evaluate, train], trap)
+        assert evaluated[0] == 0, evaluated
+        assert "imported" not in evaluated[1]
+        assert trained[0] == 0, trained
+        assert "at step 6" in trained[1]
 
     def test_se_06_a_project_beside_modules_named_like_dependencies(self, trap, place):
         """``trainhooks train`` runs the project file of its folder, as ``make`` does, and nothing else of it."""
@@ -313,22 +350,23 @@ class TestSE06:
         assert code == 0, said
         assert "imported" not in said
 
-    @pytest.mark.parametrize("word", ["evil", "evil:Plugin", "trainconf", "hooks.py", "os:system"])
-    def test_se_06_a_checkpoint_can_not_name_what_is_imported(self, hostile, trap, place, word):
+    def test_se_06_a_checkpoint_can_not_name_what_is_imported(self, hostile, trap, place, said_by_each, tmp_path):
         """With digests that fit: the lock of plugins, their states and the settings name code."""
 
-        def named(here):
-            state = json.loads((here.newer / "state.json").read_bytes())
+        def named(word, copy):
+            state = json.loads((place.newer / "state.json").read_bytes())
             lock = [{"name": word, "distribution": "evil", "version": "1", "options": {}, "module": word}]
             state.update(plugin_lock=lock, settings={"conf": "trainconf.py", "seed": None})
             state[f"plugins/{word}"] = {"__class__": word}
-            hostile.sealed_files(here, {"state.json": json.dumps(state).encode()})
+            shutil.copytree(place.run, copy.run)
+            hostile.sealed_files(copy, {"state.json": json.dumps(state).encode()})
+            return ["evaluate", str(place.project), "--checkpoint", str(copy.newer)]
 
-        named(place)
-        words = ["evaluate", str(place.project), "--checkpoint", str(place.newer)]
-        code, said = self.said(words, place.run)
-        assert "imported" not in said
-        assert code in (0, 1), said
+        words = ("evil", "evil:Plugin", "trainconf", "hooks.py", "os:system")
+        commands = [named(word, hostile.Place(tmp_path / f"names {word}")) for word in words]
+        for word, (code, said) in zip(words, said_by_each(commands, place.run), strict=True):
+            assert "imported" not in said, word
+            assert code in (0, 1), said
 
 
 class TestSE07:
@@ -348,8 +386,8 @@ class TestSE07:
             ("header that is deep", "tensors.safetensors"),
         ],
     )
-    def test_se_07_refused_at_once_and_by_name(self, hostile, place, match, named):
-        cases = [case for case in hostile.bomb_cases(place) if case.name.startswith(match)]
+    def test_se_07_refused_at_once_and_by_name(self, hostile, place, bombs, match, named):
+        cases = [case for case in bombs if case.name.startswith(match)]
         assert cases
         for case in cases:
             file = named or case.name.rpartition("/")[2]

@@ -1,9 +1,13 @@
 """SG: signals. Also EM-02's signal during an evaluation, GA-06's signal in a window, and PK-01's workers."""
 
+import json
 import logging
 import math
 import os
+import pickle
+import pty
 import random
+import select
 import signal
 import subprocess
 import sys
@@ -375,6 +379,32 @@ class TestSG06:
         assert "Traceback" not in done.stderr
         assert [path.name for path in list_checkpoints(project / "out/checkpoints")][-1] == "step-00000003"
 
+    @pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")  # of fork, from Python 3.12 on
+    def test_sg_06_the_terminal_is_closed(self, project):
+        """SIGHUP comes, and nothing can be printed any more."""
+        file = project / "trainconf.py"
+        file.write_text(f"{file.read_text()}\n\n@hookimpl\ndef before_step():\n    import time\n    time.sleep(0.05)\n")
+        process, terminal = pty.fork()
+        if process == 0:
+            os.execv(SCRIPT, [SCRIPT, "train", "--set", "work_dir=out", "--set", "max_epochs=999"])
+        while not list_checkpoints(project / "out/checkpoints"):
+            if select.select([terminal], [], [], 0.05)[0]:
+                os.read(terminal, 65536)
+        os.close(terminal)
+        _, status = os.waitpid(process, 0)
+        assert os.waitstatus_to_exitcode(status) == 128 + signal.SIGHUP
+        record = json.loads((project / "out/run.json").read_text())
+        assert (record["status"], record["reason"]) == ("interrupted", "SIGHUP")
+        assert record["checkpoint"] == f"checkpoints/step-{record['step']:08d}"
+
+    @pytest.mark.usefixtures("own_handlers")
+    def test_sg_06_nohup(self, make_trainer):
+        found = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        try:
+            assert make_trainer([Signals(), At(3, signal.SIGHUP)]).train().status == "completed"
+        finally:
+            signal.signal(signal.SIGHUP, found)
+
 
 class TestSG08:
     """Training outside the main thread."""
@@ -554,7 +584,7 @@ class TestPK01:
     def test_pk_01_the_users_own_fault_is_named(self, make_trainer, loaders, how):
         trainer = make_trainer([Signals()])
         trainer.loaders["train"] = loaders.loader(how, trainer=trainer, begin=None)
-        with pytest.raises((TypeError, AttributeError)) as raised:
+        with pytest.raises((TypeError, AttributeError, pickle.PicklingError)) as raised:
             trainer.train()
         (note,) = [one for one in getattr(raised.value, "__notes__", ()) if "cannot be pickled" in one]
         assert note.startswith("dataset.helper['trainer'].")

@@ -122,8 +122,11 @@ class Shell:
 
     def captured(self, work):
         stream = io.StringIO()
-        logger = logging.getLogger("trainhooks")
+        logger, root = logging.getLogger("trainhooks"), logging.getLogger()
         level, propagate = logger.level, logger.propagate
+        handlers, root_level = list(root.handlers), root.level
+        last_resort, logging.lastResort = logging.lastResort, logging.NullHandler()  # pages show warnings that they ask for
+        root.handlers.clear()  # those of pytest: a script that asks for its log gets it
         code = 0
         with contextlib.redirect_stdout(stream), contextlib.redirect_stderr(stream):
             try:
@@ -136,6 +139,8 @@ class Shell:
         logger.handlers.clear()
         logger.setLevel(level)
         logger.propagate = propagate
+        root.handlers[:], logging.lastResort = handlers, last_resort
+        root.setLevel(root_level)
         self.printed = stream.getvalue()
         return code
 
@@ -288,7 +293,7 @@ def test_built_ins_pages_list_every_option_with_its_default(name):
 
 
 def sources():
-    for folder in (ROOT / "core" / "trainhooks", ROOT / "plugins" / "builtins" / "trainhooks_builtins"):
+    for folder in (ROOT / "core" / "trainhooks", *(ROOT / "plugins").glob("*/trainhooks_*")):
         for file in folder.rglob("*.py"):
             yield ast.parse(file.read_text(encoding="utf-8"))
 
@@ -305,8 +310,8 @@ def text_of(node):
 
 
 def message_texts():
-    """Return every text in the packages."""
-    return [" ".join(text_of(node).split()) for tree in sources() for node in ast.walk(tree)]
+    """Return every text in the packages, each on a line of its own."""
+    return "\n".join({" ".join(text_of(node).split()) for tree in sources() for node in ast.walk(tree)})
 
 
 def raised_texts():
@@ -335,13 +340,20 @@ def troubleshooting_patterns():
     page = FENCE.sub("", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
     quoted = [one[1] for one in re.findall(r"^(?:###|-) (`+) ?(.+?) ?\1(?:$|: )", page, flags=re.MULTILINE)]
     assert len(quoted) == len(set(quoted)) > 100
-    return {message: re.escape(message).replace("…", ".*") for message in quoted}
+    return {message: re.escape(message.lstrip("…")).replace("…", ".*") for message in quoted}  # to be searched for
+
+
+def test_troubleshooting_begins_with_its_sections():
+    page = FENCE.sub("", (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8"))
+    begin = page.partition("\n## ")[0]
+    headings = re.findall(r"^## (.+)$", page, flags=re.MULTILINE)
+    assert re.findall(r"^- \[(.+)\]\(#(.+)\)$", begin, flags=re.MULTILINE) == [(one, slug(one)) for one in headings]
 
 
 def test_troubleshooting_quotes_messages_as_they_are():
     texts = message_texts()
     patterns = troubleshooting_patterns()
-    unknown = [heading for heading, pattern in patterns.items() if not any(re.search(pattern, text) for text in texts)]
+    unknown = [heading for heading, pattern in patterns.items() if not re.search(pattern, texts)]
     assert not unknown, "no message in the packages reads like these"
 
 

@@ -19,35 +19,49 @@ PAGE = (DOCS / "reference" / "hooks.md").read_text(encoding="utf-8")
 def load_generator():
     spec = importlib.util.spec_from_file_location("_generate_reference", DOCS / "generate_reference.py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    sys.path.insert(0, str(DOCS))  # where its modules are when it is run
+    try:
+        spec.loader.exec_module(module)
+    finally:
+        sys.path.remove(str(DOCS))
     return module
 
 
 generator = load_generator()
+example = sys.modules["_docstrings"].example
 SPECS = {name: spec for name, spec in vars(hookspecs).items() if hasattr(spec, "trainhooks_spec")}
 #: The text below each heading of the third level, which is one hook.
 SECTIONS = dict(re.findall(r"^### (\w+)\n(.*?)(?=^##|\Z)", PAGE, flags=re.MULTILINE | re.DOTALL))
 
 
-def test_page_is_fresh():
-    assert generator.page() == PAGE
+@pytest.mark.parametrize("name", generator.PAGES)
+def test_page_is_fresh(name):
+    assert generator.PAGES[name]() == (DOCS / "reference" / name).read_text(encoding="utf-8")
+
+
+def test_every_page_of_the_reference_is_generated():
+    assert {page.name for page in (DOCS / "reference").iterdir()} == set(generator.PAGES)
     done = subprocess.run(
         [sys.executable, DOCS / "generate_reference.py", "--check"], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
 
 
-def test_check_reports_a_stale_page(tmp_path, monkeypatch):
-    stale = tmp_path / "hooks.md"
-    stale.write_text(PAGE.replace("### setup", "### set_up"))
-    monkeypatch.setattr(generator, "PAGE", stale)
+@pytest.mark.parametrize(("name", "heading"), [("hooks.md", "### setup"), ("trainer.md", "### log_image")])
+def test_check_reports_a_stale_page(name, heading, tmp_path, monkeypatch):
+    pages = {one.name: one.read_text(encoding="utf-8") for one in (DOCS / "reference").iterdir()}
+    for one, text in pages.items():
+        (tmp_path / one).write_text(text, encoding="utf-8")
+    (tmp_path / name).write_text(pages[name].replace(heading, "### renamed"), encoding="utf-8")
+    monkeypatch.setattr(generator, "FOLDER", tmp_path)
     monkeypatch.setattr(sys, "argv", ["generate_reference.py", "--check"])
     with pytest.raises(SystemExit) as exit_:
         generator.main()
-    assert "is stale" in str(exit_.value)
+    assert f"{name} is stale" in str(exit_.value)
+    assert "### renamed" in (tmp_path / name).read_text(encoding="utf-8")
     monkeypatch.setattr(sys, "argv", ["generate_reference.py"])
     generator.main()
-    assert stale.read_text(encoding="utf-8") == PAGE
+    assert {one.name: one.read_text(encoding="utf-8") for one in tmp_path.iterdir()} == pages
 
 
 def test_hooks_and_sections_are_the_same_in_the_same_order():
@@ -99,7 +113,7 @@ def test_docstring_has_the_fixed_sections_in_order(name):
 
 @pytest.mark.parametrize("name", SPECS)
 def test_example_compiles_and_implements_this_hook(name):
-    code = generator.example(inspect.getdoc(SPECS[name]))
+    code = example(inspect.getdoc(SPECS[name]))
     function = ast.parse(code, f"<example of {name}>").body[-1]
     assert function.name == name
     arguments = set(inspect.signature(SPECS[name]).parameters)

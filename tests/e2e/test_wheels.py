@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 import sysconfig
@@ -216,7 +217,8 @@ def test_the_wheel_has_two_packages_and_their_types(built):
     checkout = {
         f"{package.name}/{file.relative_to(package)}"
         for package in (ROOT / "core/trainhooks", ROOT / "plugins/builtins/trainhooks_builtins")
-        for file in package.rglob("*.py")
+        for file in package.rglob("*")
+        if file.is_file() and not re.search(r"/(__pycache__|\.\w+)/", file.as_posix())
     }
     assert checkout <= set(names)
 

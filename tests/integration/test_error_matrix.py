@@ -20,13 +20,13 @@ EVALUATING = {"evaluate", "before_eval", "eval_step", "after_eval_step", "after_
 PREDICTING = {"predict", "before_predict", "predict_step", "after_predict_step", "after_predict"}
 SAVING = {"save_checkpoint", "on_save", "after_save"}
 LOADING = {"load_checkpoint", "on_load"}
-REPORTING = {"report_metrics", "report_artifact"}
+REPORTING = set(hookspecs.REPORTS)
 
 #: ``trainer.step`` when the hook fails. The run has one epoch of two batches; evaluation and checkpoint are asked for in
 #: the first step and take place when it is counted; a report is made of what is flushed at the end of the epoch; the
 #: checkpoint to be loaded is one of step 2, not yet restored.
 STEP = dict.fromkeys(HOOKS, 0) | dict.fromkeys(EVALUATING | SAVING, 1)
-STEP |= dict.fromkeys(("after_train_epoch", "after_epoch", "after_train", "teardown", *REPORTING), 2)
+STEP |= dict.fromkeys(("after_train_epoch", "after_epoch", "after_train", "teardown", *(REPORTING - {"report_start"})), 2)
 
 EXCEPTIONS = {
     "ValueError": lambda: ValueError("the cause"),
@@ -53,6 +53,8 @@ class Failing(Watched):
 
     def __init__(self, name, log, hook, place, exception):
         super().__init__(name, log)
+        if hook in REPORTING:
+            self.on_error = "raise"  # which is not what they have by themselves
 
         def fail():
             log.append(("failed", name))
@@ -130,6 +132,8 @@ class Asks:
             raise SkipStep("as asked")
         if self.hook == "report_artifact":
             trainer.log_artifact(Path(__file__))
+        if self.hook == "report_media":
+            trainer.log_text("text", "x")
 
 
 def saver():
@@ -170,7 +174,8 @@ def test_original_leaves_and_everybody_is_torn_down(hook, place, position, kind,
         else:
             one = Watched(name, log)
         one.phase = phase
-        plugins.append(Plugin(name, one, "installed", distribution="matrix-dist", version="1.5"))
+        policy = getattr(one, "on_error", None)
+        plugins.append(Plugin(name, one, "installed", distribution="matrix-dist", version="1.5", insists=policy == "raise"))
     trainer.manager.add(*plugins)
 
     with pytest.raises(BaseException) as caught:

@@ -76,6 +76,39 @@ class TestTheOptimizer:
         with pytest.raises(CheckpointError, match=f"that of another kind: it has no {lacks}; give the same optimizer"):
             trainer.train(resume="auto")
 
+    @pytest.mark.parametrize(("before", "now"), [("Adam", "AdamW"), ("Adam", "RAdam"), ("Adam", "Adamax")])
+    def test_another_kind_with_the_same_options_is_refused(self, tmp_path, before, now):
+        """torch takes all of these; the last one would fail in its first step."""
+        make(tmp_path / "run", optimizer=lambda parameters: getattr(torch.optim, before)(parameters), max_epochs=1).train()
+        trainer = make(tmp_path / "run", optimizer=lambda parameters: getattr(torch.optim, now)(parameters))
+        with pytest.raises(CheckpointError, match=f"of another kind: of {before}, the optimizer is {now}; give the same"):
+            trainer.train(resume="auto")
+
+    def test_another_class_of_ones_own_is_said(self, tmp_path, caplog):
+        class Renamed(torch.optim.SGD):
+            pass
+
+        make(tmp_path / "run", max_epochs=1).train()
+        with caplog.at_level(logging.WARNING):
+            make(tmp_path / "run", optimizer=lambda one: Renamed(one, lr=0.1, momentum=0.9)).train(resume="auto")
+        assert "optimizer: class saved SGD, given Renamed, using Renamed" in caplog.text
+
+    @pytest.mark.parametrize(("weight", "bias", "said"), [(0.1, 0.2, None), (0.3, 0.2, "lr saved 0.1, given 0.3, using 0.1")])
+    def test_groups_in_another_order_are_compared_by_what_is_in_them(self, tmp_path, caplog, weight, bias, said):
+        def groups(one, other):
+            return lambda parameters: torch.optim.SGD(sorted([one, other], key=lambda group: group["lr"], reverse=reverse))
+
+        first, second = nn.Linear(2, 1), nn.Linear(2, 1)
+        reverse = False
+        before = groups({"params": [first.weight], "lr": 0.1}, {"params": [first.bias], "lr": 0.2})
+        make(tmp_path / "run", model=first, optimizer=before, max_epochs=1).train()
+        reverse = True
+        now = groups({"params": [second.weight], "lr": weight}, {"params": [second.bias], "lr": bias})
+        with caplog.at_level(logging.WARNING):
+            make(tmp_path / "run", model=second, optimizer=now).train(resume="auto")
+        sentences = [record.message.partition("optimizer: ")[2] for record in caplog.records if "lr saved" in record.message]
+        assert sentences == ([] if said is None else [said])
+
     def test_an_option_that_a_torch_of_before_did_not_have_is_no_other_kind(self, tmp_path):
         trainer = make(tmp_path / "run", max_epochs=1)
         trainer.train()
@@ -122,6 +155,52 @@ class TestTheModel:
         assert second.step == 0
 
 
+class Weighted(nn.Module):
+    """The squared error times a weight that is trained, and one that is not."""
+
+    def __init__(self, factor=1.0):
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(()))
+        self.register_buffer("factor", torch.tensor(factor))
+
+    def forward(self, output, target):
+        return self.factor * (self.w * (output - target) ** 2).mean()
+
+
+class TestTheLoss:
+    def test_what_it_holds_is_part_of_the_state(self, tmp_path):
+        """Its parameter may be trained, as those of uncertainty weighting or ArcFace are."""
+
+        def run(folder, epochs, **resume):
+            loss = Weighted(1.0 if resume else 3.0)
+            sgd = lambda parameters: torch.optim.SGD([*parameters, loss.w], lr=0.002, momentum=0.9)  # noqa: E731
+            trainer = make(folder, optimizer=sgd, max_epochs=epochs)
+            trainer.loss = loss
+            trainer.train(**resume)
+            return [trainer.model.weight, loss.w, loss.factor]
+
+        whole = run(tmp_path / "whole", 4)
+        run(tmp_path / "parts", 1)
+        resumed = run(tmp_path / "parts", 4, resume="auto")
+        assert whole[1].item() != 1 and whole[1].isfinite()
+        assert all(torch.equal(one, other) for one, other in zip(resumed, whole, strict=True))
+
+    def test_an_evaluation_of_a_checkpoint_has_it_too(self, tmp_path):
+        first = make(tmp_path / "run", max_epochs=1)
+        first.loss = Weighted(3.0)
+        first.train()
+        second = make(tmp_path / "other")
+        second.loss, second.loaders["val"] = Weighted(), [(torch.zeros(1, 2), second.model.bias.detach()[None] + 1)]
+        second.evaluate("val", checkpoint=tmp_path / "run")
+        assert second.loss.factor == 3
+
+    def test_one_without_tensors_has_no_state(self, tmp_path):
+        trainer = make(tmp_path / "run", max_epochs=1)
+        trainer.loss = nn.MSELoss()
+        trainer.train()
+        assert "loss" not in trainer.state_dict()
+
+
 class TestTheData:
     @pytest.mark.parametrize("samples", [6, 10])
     def test_another_number_of_samples_is_said(self, tmp_path, caplog, samples):
@@ -145,19 +224,19 @@ class TestWhatElse:
         first.train()
         with caplog.at_level(logging.WARNING):
             second.train(resume="auto")
-        assert "starting anew, since the checkpoint has no state of them: counters" in caplog.text
+        assert "of these the checkpoint has no state, so they begin anew: counters" in caplog.text
 
     def test_from_an_older_one_of_the_same_run(self, tmp_path, caplog):
-        """A job that is restarted with ``--resume auto`` would go on from what was given up."""
+        """A job that is restarted with ``--resume auto`` before it has saved would go on from what was given up."""
         make(tmp_path / "run", max_epochs=3, plugins=[Checkpoint(keep=0)]).train()
         older = tmp_path / "run" / "checkpoints" / "step-00000004"
         with caplog.at_level(logging.WARNING):
             make(tmp_path / "run", max_epochs=1, plugins=[Checkpoint(keep=0)]).train(resume=older)
         assert "goes on at step 4" in caplog.text
-        assert "later checkpoints, of which --resume auto would take the newest: step-00000008, step-00000012;" in caplog.text
+        assert "step-00000012 was saved last; --resume auto would take that one until this run has saved" in caplog.text
         caplog.clear()
         make(tmp_path / "run", max_epochs=3, plugins=[Checkpoint(keep=0)]).train(resume="auto")
-        assert "later checkpoints" not in caplog.text
+        assert "was saved last" not in caplog.text
 
     @pytest.mark.parametrize("name", ["manifest.json", "state.json", "tensors.safetensors"])
     def test_a_file_of_a_checkpoint(self, tmp_path, name):

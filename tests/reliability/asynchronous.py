@@ -6,7 +6,6 @@ The writing thread is held before it has written anything, until the training th
 memory with the model, the optimizer, the average, the scaler or a generator then holds the state of a later step.
 """
 
-import argparse
 import os
 import re
 import sys
@@ -14,7 +13,7 @@ import tempfile
 import threading
 from pathlib import Path
 
-from workload import STEPS, Config, Report, canonical, differences, in_child, make, warm_up
+from workload import STEPS, Config, Report, canonical, differences, in_child, make, print_counts, warm_up
 
 from trainhooks import CheckpointError, hookimpl
 from trainhooks_builtins import Checkpoint
@@ -132,13 +131,5 @@ def run(scale=1.0):
     return {"saves": count, "diff": len(wrong)}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0)
-    counts = run(parser.parse_args().scale)
-    print(" ".join(f"{name}={value}" for name, value in counts.items()))
-    sys.exit(counts["diff"] > 0)
-
-
 if __name__ == "__main__":
-    main()
+    print_counts(run, __doc__)

@@ -15,20 +15,17 @@ same code and trains to the end. Promised, and counted when it is not so:
 
 from __future__ import annotations
 
-import argparse
 import errno
-import json
 import math
 import os
 import shutil
-import sys
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import support
-from shim import Shim, loaded, run_under_shim
+from shim import Shim, ShimScript, loaded
 from support import Child, Report
 
 from trainhooks import Trainer, hookimpl
@@ -335,33 +332,8 @@ def all_points(scale: float, only: list[str], verbose: bool) -> dict[str, Any]:
     return {**zero, **{name: count for name, count in total.items() if name in zero}}
 
 
-def run(scale: float = 1.0, only: tuple[str, ...] = (), patch: str = "") -> dict[str, int]:
-    """Do it in a process with the shim and return the counters.
-
-    Args:
-        scale: Share of the work.
-        only: Names of scenarios.
-        patch: ``module:function`` that is called first in that process, to seed a fault.
-    """
-    counts: dict[str, int] = run_under_shim(__file__, "--scale", str(scale), "--only", ",".join(only), "--patch", patch)
-    return counts
-
-
-def main() -> None:
-    """Print the counters, as JSON in the last line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the points")
-    parser.add_argument("--only", default="", help="names of scenarios, with commas")
-    parser.add_argument("--patch", default="", help="module:function that is called first")
-    parser.add_argument("--verbose", action="store_true", help="every fault, not only the first 20")
-    given = parser.parse_args()
-    if "faultshim" not in os.environ.get("LD_PRELOAD", ""):
-        counts = run_under_shim(__file__, *sys.argv[1:])
-    else:
-        support.call(given.patch)
-        counts = all_points(given.scale, [name for name in given.only.split(",") if name], given.verbose)
-    print(json.dumps(counts))
-
+_SCRIPT = ShimScript(__file__, all_points)
+run = _SCRIPT.run
 
 if __name__ == "__main__":
-    main()
+    _SCRIPT.main(__doc__)

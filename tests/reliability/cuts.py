@@ -7,11 +7,9 @@ tolerance of 0: the loss, rate and samples of each step, the metrics of each eva
 the whole state at the end: weights, optimizer, scheduler, average, scaler, generators, counters.
 """
 
-import argparse
 import os
 import shutil
 import signal
-import sys
 import tempfile
 from collections import Counter
 from dataclasses import asdict
@@ -28,6 +26,7 @@ from workload import (
     end_state,
     in_child,
     make,
+    print_counts,
     reports_warnings,
     served_by,
     warm_up,
@@ -257,13 +256,5 @@ def run(scale=1.0):
     return {"cuts": cuts, "diff": len(different)}
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--scale", type=float, default=1.0)
-    counts = run(parser.parse_args().scale)
-    print(" ".join(f"{name}={value}" for name, value in counts.items()))
-    sys.exit(counts["diff"] > 0)
-
-
 if __name__ == "__main__":
-    main()
+    print_counts(run, __doc__)

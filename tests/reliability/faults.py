@@ -20,10 +20,11 @@ from trainhooks_builtins import (
     EMA,
     Accumulate,
     Checkpoint,
-    MetricsLog,
     _checkpoint_files,
     _checkpoint_manifest,
     _checkpoint_rotation,
+    _csv_file,
+    _json_lines_file,
     checkpoint,
 )
 from trainhooks_builtins._loss_scale import LossScale
@@ -302,7 +303,8 @@ def acknowledged_when_the_writing_begins():
 
 @found_by("kills")
 def log_not_cut_at_resume():
-    replace(MetricsLog, "_repair", lambda real: lambda self, path, step, records: real(self, path, 10**9, 10**9))
+    for kind in (_csv_file.CsvFile, _json_lines_file.JsonLinesFile):
+        replace(kind, "repair", lambda real: lambda self, step, records: real(self, 10**9, 10**9))
 
 
 @found_by("interrupts")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gzip
 import io
 import json
@@ -72,12 +73,13 @@ def _array(array: Any) -> bytes:
     return buffer.getvalue()
 
 
+@functools.cache
 def zip_bomb(size: int = 1 << 30) -> bytes:
-    """Return an archive that looks like one of torch and is a thousand times its size inside."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+    """Return an archive that looks like one of torch and is two hundred times its size inside."""
+    buffer, zeros = io.BytesIO(), bytes(1 << 20)
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         archive.writestr("archive/version", "3\n")
         with archive.open("archive/data.pkl", "w", force_zip64=True) as file:
             for _ in range(size >> 20):
-                file.write(bytes(1 << 20))
+                file.write(zeros)
     return buffer.getvalue()

@@ -13,14 +13,12 @@ folders, and a file that is overwritten in place.
 
 from __future__ import annotations
 
-import argparse
 import copy
 import hashlib
 import json
 import os
 import shutil
 import stat
-import sys
 import tempfile
 from collections import Counter
 from contextlib import contextmanager
@@ -30,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 import support
 from crash import SCENARIOS, Scenario, train_before, trainer_of
 from diskmodel import Disk, Tree, materialise
-from shim import Operation, Shim, loaded, read_record, run_under_shim
+from shim import Operation, Shim, ShimScript, loaded, read_record
 from support import Report
 
 from trainhooks import Trainer, hookimpl
@@ -371,33 +369,8 @@ def all_states(scale: float, only: list[str], verbose: bool) -> dict[str, int]:
     return {"states": total["states"], "lost": total["lost"], "corrupt": total["corrupt"], "unsafe": len(losses)}
 
 
-def run(scale: float = 1.0, only: tuple[str, ...] = (), patch: str = "") -> dict[str, int]:
-    """Do it in a process with the shim and return the counters.
-
-    Args:
-        scale: Share of the work.
-        only: Names of scenarios.
-        patch: ``module:function`` that is called first in that process, to seed a fault.
-    """
-    counts: dict[str, int] = run_under_shim(__file__, "--scale", str(scale), "--only", ",".join(only), "--patch", patch)
-    return counts
-
-
-def main() -> None:
-    """Print the counters, as JSON in the last line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--scale", type=float, default=1.0, help="share of the choices after each operation")
-    parser.add_argument("--only", default="", help="names of scenarios, 'killed' or 'unsafe', with commas")
-    parser.add_argument("--patch", default="", help="module:function that is called first")
-    parser.add_argument("--verbose", action="store_true", help="every fault, not only the first 20")
-    given = parser.parse_args()
-    if "faultshim" not in os.environ.get("LD_PRELOAD", ""):
-        counts = run_under_shim(__file__, *sys.argv[1:])
-    else:
-        support.call(given.patch)
-        counts = all_states(given.scale, [name for name in given.only.split(",") if name], given.verbose)
-    print(json.dumps(counts))
-
+_SCRIPT = ShimScript(__file__, all_states)
+run = _SCRIPT.run
 
 if __name__ == "__main__":
-    main()
+    _SCRIPT.main(__doc__, ", 'killed' or 'unsafe'")

@@ -5,6 +5,7 @@ A process uses it only if it was started with it: ``run_under_shim`` starts a sc
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import hashlib
 import json
@@ -14,7 +15,12 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import support
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 SOURCE = Path(__file__).with_name("faultshim.c")
 KINDS = ("", "create", "write", "fsync", "rename", "unlink", "mkdir", "rmdir", "link", "truncate", "symlink", "mark")
@@ -129,6 +135,50 @@ def run_under_shim(script: str | Path, *arguments: str) -> Any:
         message = f"{' '.join(map(str, command))} exited with {process.returncode}; its last line: {last}"
         raise RuntimeError(message)
     return json.loads(last)
+
+
+class ShimScript:
+    """A script whose scenarios run under the shim: as ``run``, called from another module, and as the script's ``main``.
+
+    Args:
+        script: Its path.
+        count: What it does, given the share of the work, the names of scenarios and whether to print every fault; returns the counters.
+    """
+
+    def __init__(self, script: str, count: Callable[[float, list[str], bool], dict[str, int]]) -> None:
+        self.script, self.count = script, count
+
+    def run(self, scale: float = 1.0, only: tuple[str, ...] = (), patch: str = "") -> dict[str, int]:
+        """Do it in a process with the shim and return the counters.
+
+        Args:
+            scale: Share of the work.
+            only: Names of scenarios.
+            patch: ``module:function`` that is called first in that process, to seed a fault.
+        """
+        words = ("--scale", str(scale), "--only", ",".join(only), "--patch", patch)
+        counts: dict[str, int] = run_under_shim(self.script, *words)
+        return counts
+
+    def main(self, about: str | None, more: str = "") -> None:
+        """Print the counters, as JSON in the last line.
+
+        Args:
+            about: Of the script.
+            more: What else than scenarios ``--only`` may name.
+        """
+        parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
+        parser.add_argument("--scale", type=float, default=1.0, help="share of the work")
+        parser.add_argument("--only", default="", help=f"names of scenarios{more}, with commas")
+        parser.add_argument("--patch", default="", help="module:function that is called first")
+        parser.add_argument("--verbose", action="store_true", help="every fault, not only the first 20")
+        given = parser.parse_args()
+        if "faultshim" not in os.environ.get("LD_PRELOAD", ""):
+            counts = run_under_shim(self.script, *sys.argv[1:])
+        else:
+            support.call(given.patch)
+            counts = self.count(given.scale, [name for name in given.only.split(",") if name], given.verbose)
+        print(json.dumps(counts))
 
 
 def read_record(path: Path) -> list[Operation]:

@@ -150,6 +150,8 @@ def interrupted(case, folder):
         code = 70
         try:
             os.setsid()
+            for one in SIGNALS:  # a shell starts what it runs in the background with SIGINT ignored
+                signal.signal(one, signal.default_int_handler if one == signal.SIGINT else signal.SIG_DFL)
             pipe.with_suffix(".main").write_text(str(os.getpid()))
             report = Report(folder / "first.jsonl")
             reports_warnings(report)
@@ -237,7 +239,7 @@ def faults_of(case, folder, reference):
     for one in survivors(pid):
         os.kill(one, signal.SIGKILL)
     first = Report(folder / "first.jsonl").read()
-    found += [f"error: {line[1]}" for line in first if line[0] in ("error", "NEXT")]
+    found += [f"{line[0]}: {line[1:]}" for line in first if line[0] in ("error", "NEXT")]
     if code != 128 + case.signum:
         found.append(f"exit code {code}")
     if ["handlers", [True] * len(SIGNALS)] not in first:

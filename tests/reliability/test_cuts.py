@@ -39,13 +39,20 @@ def test_the_whole_grid_at_some_steps():
     assert counts["diff"] == 0
 
 
+MUCH = Config(accumulate=3, amp="float16", ema=True, evaluate=5, schedule="torch", own_generator=True)
+
+
+@pytest.fixture(scope="module")
+def wanted(tmp_path_factory):
+    """Return that training without a cut."""
+    workload.warm_up()
+    return cuts.reference(MUCH, tmp_path_factory.mktemp("wanted"))
+
+
 @pytest.mark.parametrize("step", [1, 7, 20, 39])  # 7 is the last of its epoch, 39 the last but one of all
 @pytest.mark.parametrize("way", cuts.ways())
-def test_each_way_to_end(tmp_path, step, way):
-    workload.warm_up()
-    config = Config(accumulate=3, amp="float16", ema=True, evaluate=5, schedule="torch", own_generator=True)
-    wanted = cuts.reference(config, tmp_path)
-    parts = cuts.run_in_parts(config, tmp_path / "cut", [(step, way)])
+def test_each_way_to_end(tmp_path, wanted, step, way):
+    parts = cuts.run_in_parts(MUCH, tmp_path / "cut", [(step, way)])
     assert [line[1] for line in parts[0].lines if line[0] == "step"] == list(range(1, step + 1))
     assert cuts.compare(parts, wanted, [(step, way)]) == []
 

@@ -5,6 +5,7 @@ model has dropout and BatchNorm; 26 samples in batches of 4 make epochs of 7 ste
 within the sixth epoch.
 """
 
+import argparse
 import hashlib
 import json
 import logging
@@ -12,6 +13,7 @@ import os
 import random
 import select
 import signal
+import sys
 import tempfile
 import traceback
 from contextlib import suppress
@@ -326,3 +328,12 @@ def in_child(function, folder, limit_s=300):
 def served_by(folder):
     """Return what the dataset served, process by process."""
     return {path.name: [int(word) for word in path.read_text().split()] for path in sorted(Path(folder).glob("served-*"))}
+
+
+def print_counts(run, about):
+    """Be the ``main`` of a script that counts differences: print the counters, and exit with 1 if ``diff`` is not 0."""
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--scale", type=float, default=1.0)
+    counts = run(parser.parse_args().scale)
+    print(" ".join(f"{name}={value}" for name, value in counts.items()))
+    sys.exit(counts["diff"] > 0)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from trainhooks import OptionError, SkipEpoch, SkipStep, Trainer, UsageError, hookimpl
-from trainhooks_builtins import AMP, Accumulate, Checkpoint, Clip
+from trainhooks_builtins import AMP, Accumulate, Checkpoint, Clip, Evaluation
 
 
 class Weights:
@@ -91,6 +91,29 @@ class TestWindows:
         sentence = f"accumulate: an epoch has 2 steps and an update takes {count}, so with partial = 'drop' there is no update"
         assert (sentence in messages()) == said
         assert bool(updates.trainer.update) != said
+
+    @pytest.mark.parametrize(
+        ("steps", "most", "last"),
+        [(3, 1, 3), ({0: 1, 2: 3}, 5, 3), ({0: 1, 2: 3}, 4, None), ({0: 5, 1: 2}, 9, None)],  # 2 steps an epoch
+    )
+    def test_drop_with_updates_that_never_come_is_refused(self, updates, steps, most, last):
+        if last is None:
+            updates(Accumulate(steps, partial="drop"), [1.0, 2.0], max_updates=most)
+            assert updates.trainer.update == most
+            return
+        sentence = (
+            f"accumulate.partial = 'drop': an update takes {last} steps and an epoch has 2, so max_updates = {most} is never "
+            "reached; use partial = 'flush' or fewer steps, or give max_epochs"
+        )
+        with pytest.raises(UsageError) as caught:
+            updates(Accumulate(steps, partial="drop"), [1.0, 2.0], max_updates=most)
+        assert str(caught.value) == sentence
+        assert updates.trainer.step == 0
+
+    @pytest.mark.parametrize("limit", [{"max_epochs": 3}, {"max_steps": 5}])
+    def test_but_not_where_another_limit_ends_the_run(self, updates, limit):
+        updates(Accumulate(3, partial="drop"), [1.0, 2.0], max_updates=1, **limit)
+        assert updates.trainer.update == 0
 
     def test_the_steps_may_change_from_epoch_to_epoch(self, updates):
         seen = updates(Accumulate({0: 1, 1: 2, 3: 4}), [1.0, 3.0, 5.0, 7.0], max_epochs=4)
@@ -300,6 +323,47 @@ class TestStopAndResume:
         second.train(resume="auto")
         assert (second.step, second.update) == (whole.step, whole.update)
         assert same(whole, second)
+
+    @pytest.mark.parametrize("cut", range(1, 12))
+    def test_what_is_evaluated_and_saved_by_updates_is_the_same(self, make_trainer, tmp_path, cut):
+        """Six of seven batches are trained, so the end of an epoch makes every third update; saved after each step."""
+
+        class Notes:
+            def __init__(self):
+                self.done = []
+
+            @hookimpl
+            def before_step(self, trainer):
+                if trainer.batch_index == 6:
+                    message = "not this one"
+                    raise SkipStep(message)
+
+            @hookimpl
+            def after_eval(self, trainer, metrics):
+                self.done.append(("evaluated", trainer.step, trainer.update, metrics["val/loss"]))
+
+            @hookimpl
+            def after_save(self, trainer, kind):
+                if kind == "pinned":
+                    self.done.append(("saved", trainer.step, trainer.update))
+
+        def run(name, steps, resume=None):
+            notes = Notes()
+            plugins = [
+                *(Accumulate(4), Evaluation(every_updates=2, at_end=False), Checkpoint(every_updates=2, keep=0)),
+                *(Checkpoint(pin_every_steps=1), notes, StopAt(steps)),
+            ]
+            values = [float(x) for x in range(1, 8)]
+            trainer = make_trainer(plugins, values=values, val=(1.0,), max_epochs=2, work_dir=tmp_path / name)
+            trainer.train(resume=resume)
+            return trainer, notes.done
+
+        whole, done = run("whole", 99)
+        first = run("cut", cut)[1]
+        trainer, rest = run("cut", 99, resume="auto")
+        assert first + rest == done
+        assert [one[1:3] for one in done if one[0] == "evaluated"] == [(6, 2), (12, 4)]
+        assert torch.equal(trainer.model.w, whole.model.w)
 
     def test_so_does_one_in_the_same_process(self):
         whole = net_trainer([Accumulate(4)])

@@ -189,7 +189,8 @@ class TestScale:
         assert weights.seen == [-1.0, -1.0, -3.0, -3.0, -7.0]
         assert (trainer.step, trainer.update) == (5, 3)
         state = trainer.stateful["plugins/amp"].state_dict()
-        assert state == {"scale": 2.0, "growth_tracker": 1, "skipped_in_a_row": 0, "is_scaled": False}
+        counts = {"made": 0, "skipped": 0}  # both were logged at the end
+        assert state == {"scale": 2.0, "growth_tracker": 1, "skipped_in_a_row": 0, "is_scaled": False, **counts}
         assert trainer.metrics["amp/scale"] == 2.0
         assert trainer.metrics["amp/skipped"] == 2.0
 

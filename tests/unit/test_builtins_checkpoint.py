@@ -5,6 +5,9 @@ import json
 import os
 import re
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -14,7 +17,7 @@ import pytest
 import torch
 
 from trainhooks import CheckpointError, DataError, OptionError, UsageError, hookimpl
-from trainhooks_builtins import Checkpoint, Evaluation
+from trainhooks_builtins import EMA, Accumulate, Checkpoint, Evaluation
 from trainhooks_builtins._checkpoint_files import (
     is_pinned,
     list_checkpoints,
@@ -63,6 +66,36 @@ class Measures:
     @hookimpl
     def eval_step(self):
         return {self.metric: self.values.pop(0)}
+
+
+class TestEvaluationOfACheckpoint:
+    """A baseline that is evaluated before a training leaves its weights, and nothing of its place in a run."""
+
+    def test_what_was_saved_and_evaluated_there_does_not_count_here(self, make_trainer, tmp_path):
+        def parts():
+            return [Checkpoint(every_steps=2), Evaluation(every_steps=2)]
+
+        make_trainer(parts(), val=(1.0,), max_steps=2, work_dir=tmp_path / "old").train()
+        trainer = make_trainer(parts(), val=(1.0,), max_steps=2, work_dir=tmp_path / "run")
+        assert trainer.evaluate(checkpoint=tmp_path / "old") == {"val/loss": -2.0}
+        assert trainer.train().metrics["val/loss"] == -4.0
+        assert steps(tmp_path / "run") == [2]
+
+    def test_the_open_window_of_an_accumulation_is_not_gone_on_with(self, make_trainer, tmp_path):
+        """Steps 1 and 2 of a window of 3 are in the checkpoint; what is trained after it begins with a window of its own."""
+        make_trainer([Accumulate(3), Checkpoint(every_steps=2)], max_steps=2, work_dir=tmp_path / "old").train()
+        trainer = make_trainer([Accumulate(3), Checkpoint()], val=(1.0,), max_steps=3)
+        trainer.evaluate(checkpoint=tmp_path / "old" / "checkpoints" / "step-00000002")
+        before = trainer.model.w.item()
+        assert trainer.train().update == 1
+        assert trainer.model.w.item() == before - 1.0
+
+    def test_an_average_stays_with_the_weights(self, make_trainer, tmp_path):
+        """Weights 0, -1, -2 with a decay of 0.5 give 0, -0.5, -1.25."""
+        make_trainer([EMA(decay=0.5, warmup=False), Checkpoint()], max_steps=2, work_dir=tmp_path / "old").train()
+        trainer = make_trainer([EMA(decay=0.5, warmup=False), Checkpoint()], val=(1.0,))
+        assert trainer.evaluate(checkpoint=tmp_path / "old") == {"val/loss": -1.25}
+        assert trainer.evaluate() == {"val/loss": -1.25}
 
 
 class TestWhen:
@@ -264,6 +297,32 @@ class TestPinned:
         assert is_pinned(path)
 
 
+class TestWithinAStep:
+    @pytest.mark.parametrize(
+        ("hook", "expected"), [("after_step", 1), ("after_update", 1), ("after_epoch", 0), ("on_exception", 0)]
+    )
+    def test_it_is_said_once_that_the_step_is_half_done(self, make_trainer, tmp_path, messages, hook, expected):
+        """Resumed from what ``after_step`` saves at step 2, whose number is still 1, the run trains the second step again."""
+
+        @hookimpl(specname=hook)
+        def save(trainer):
+            trainer.save_checkpoint(tmp_path / "mine")
+
+        class Fails:
+            @hookimpl
+            def after_step(self, trainer):
+                if trainer.step == 3:
+                    raise ValueError
+
+        plugin = type("Saves", (), {hook: staticmethod(save)})()
+        with pytest.raises(ValueError):
+            make_trainer([plugin, Checkpoint(), Fails()], values=(1.0,) * 2, max_epochs=2, work_dir=tmp_path / "run").train()
+        assert read_checkpoint(tmp_path / "mine")["run"]["step"] == {"after_epoch": 2}.get(hook, 3)
+        said = [text for text in messages() if "save_checkpoint() was called within a step" in text]
+        assert len(said) == expected
+        assert all("request_checkpoint() saves when the step is done" in text for text in said)
+
+
 class TestBest:
     @pytest.mark.parametrize(
         ("steps_", "pinned", "keep", "best", "expected"),
@@ -282,7 +341,7 @@ class TestBest:
         ],
     )
     def test_what_is_wanted(self, steps_, pinned, keep, best, expected):
-        assert Wish(keep, tuple(best)).wanted(steps_, pinned) == expected
+        assert Wish(keep, tuple(best)).wanted(steps_[::-1], pinned) == expected
 
     def test_the_best_three(self, make_trainer, tmp_path):
         """Accuracies at steps 1..7: 0.3, 0.5, 0.4, 0.6, 0.2, 0.55, 0.1. The best three are 4, 6 and 2; 7 is the newest."""
@@ -314,12 +373,12 @@ class TestBest:
         assert steps(tmp_path / "run") == [3, 4]
         assert (plugin.best.step, plugin.best.value) == (3, 0.7)
 
-    def test_a_misspelt_metric_ends_the_run_at_its_first_evaluation(self, make_trainer, tmp_path):
-        parts = [Evaluation(every_steps=1), Measures(1.0, 2.0), Checkpoint(best="val/scoer")]
+    @pytest.mark.parametrize("metric", ["val/scoer", "val_score", "score", "vall/score"])
+    def test_a_misspelt_metric_ends_the_run_at_its_first_evaluation(self, make_trainer, tmp_path, metric):
+        parts = [Evaluation(every_steps=1), Measures(1.0, 2.0), Checkpoint(best=metric)]
         trainer = make_trainer(parts, val=(1.0,), max_steps=2, work_dir=tmp_path / "run")
-        with pytest.raises(
-            DataError, match=r"checkpoint.best = 'val/scoer' is not among the metrics; did you mean 'val/score'\?: val/score"
-        ):
+        wanted = f"checkpoint.best = '{metric}' is not among the metrics val/score; did you mean 'val/score'?"
+        with pytest.raises(DataError, match=re.escape(wanted)):
             trainer.train()
         assert steps(tmp_path / "run") == [1]  # what was trained is not lost
 
@@ -582,12 +641,12 @@ class TestInTheBackground:
         """The second save waits for the first, so the memory of one copy is enough, and they end in their order."""
         gates, begun = self.slowed(monkeypatch, [1])
         saves = Saves()
-        threads = []
+        there = []
 
         class Opens:
             @hookimpl
             def on_save(self, trainer):
-                threads.append([thread.name for thread in threading.enumerate() if thread.name == "trainhooks checkpoint"])
+                there.append(sorted(path.name for path in (tmp_path / "run").glob("checkpoints/*")))
 
             @hookimpl
             def after_step(self, trainer):
@@ -597,8 +656,9 @@ class TestInTheBackground:
 
         parts = [Checkpoint(every_steps=1, keep=0, async_save=True), saves, Opens()]
         make_trainer(parts, max_steps=3, work_dir=tmp_path / "run").train()
-        assert threads == [[], [], []]
-        assert [path.name for path in saves.paths] == [f"step-0000000{step}" for step in (1, 2, 3)]
+        names = [f"step-0000000{step}" for step in (1, 2, 3)]
+        assert there == [[], names[:1], names[:2]]  # whole, under its name, and nothing that is being written
+        assert [path.name for path in saves.paths] == names
 
     def test_a_failure_ends_the_run(self, make_trainer, tmp_path, monkeypatch):
         refuse_to_write(monkeypatch, "step-00000002")
@@ -628,6 +688,84 @@ class TestInTheBackground:
             trainer.train()
         assert steps(tmp_path / "run") == [2]
         assert [path.name for path in saves.paths] == ["step-00000002"]
+
+    def test_outside_of_a_training_it_is_written_at_once(self, make_trainer, tmp_path):
+        """Nobody would wait for it, nor tell of it."""
+        saves = Saves()
+        trainer = make_trainer([Checkpoint(every_epochs=0, async_save=True), saves], max_steps=2, work_dir=tmp_path / "run")
+        trainer.train()
+        path = trainer.save_checkpoint(tmp_path / "elsewhere")
+        assert saves.paths[-1] == path
+        assert read_checkpoint(path)["model"]["w"] == -2
+
+    def test_a_training_after_one_that_was_left_in_a_hurry_waits_for_it(self, make_trainer, tmp_path, monkeypatch):
+        gates, begun = self.slowed(monkeypatch, [2])
+        run = tmp_path / "run"
+
+        class Leaves:
+            @hookimpl
+            def after_step(self, trainer):
+                if trainer.step == 2:
+                    assert begun[2].wait(60)
+                    trainer.interrupt(KeyboardInterrupt(), "Ctrl-C")
+                    trainer.interruption.hurried = True
+
+        leaves = Leaves()
+        trainer = make_trainer([Checkpoint(every_steps=2, async_save=True), leaves], max_steps=5, work_dir=run)
+        with pytest.raises(KeyboardInterrupt):
+            trainer.train()
+        assert steps(run) == []
+        trainer.unregister(leaves)
+        threading.Timer(0.2, gates[2].set).start()
+        trainer.train()
+        assert steps(run) == [4, 5]
+
+    def test_a_second_ctrl_c_ends_the_process_while_one_is_written(self, tmp_path):
+        """The writer of step 4 never ends. What was acknowledged is there, and the run goes on from it."""
+        code = """
+import os, signal, sys, threading, time
+import torch
+from trainhooks import Trainer, hookimpl
+from trainhooks_builtins import Checkpoint, Signals
+
+class Never:
+    begun = threading.Event()
+
+    @hookimpl
+    def before_step(self, trainer):
+        if trainer.step == 3 and sys.argv[2] == "first":
+            trainer.settle_saves()
+            os.fsync = self.wait
+        if trainer.step == 5 and sys.argv[2] == "first":
+            self.begun.wait()
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.15)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    def wait(self, descriptor):
+        if threading.current_thread() is not threading.main_thread():
+            self.begun.set()
+            threading.Event().wait()
+
+    @hookimpl
+    def before_train(self, trainer):
+        print("began at", trainer.step)
+
+model = torch.nn.Linear(1, 1)
+Trainer(
+    model, loss=torch.nn.functional.mse_loss, optimizer=torch.optim.SGD(model.parameters(), lr=0.1), max_steps=6,
+    loaders={"train": [(torch.ones(1, 1), torch.ones(1, 1))] * 6}, work_dir=sys.argv[1], autoload=False,
+    plugins=[Signals(), Checkpoint(every_steps=2, async_save=True), Never()],
+).train(resume="auto")
+"""
+        command = [sys.executable, "-c", code, str(tmp_path / "run")]
+        done = subprocess.run([*command, "first"], capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout) == (-signal.SIGINT, "began at 0\n"), done.stderr
+        assert steps(tmp_path / "run") == [2]
+        done = subprocess.run([*command, "again"], capture_output=True, text=True, timeout=120)
+        assert (done.returncode, done.stdout) == (0, "began at 2\n"), done.stderr
+        assert steps(tmp_path / "run") == [4, 6]
+        assert hidden(tmp_path / "run/checkpoints") == []
 
     def test_it_is_the_same_run_bit_for_bit(self, make_trainer, tmp_path):
         def final(name, **options):
@@ -887,6 +1025,14 @@ class TestDamage:
     def test_a_path_that_is_not_there(self, make_trainer, tmp_path):
         with pytest.raises(UsageError, match="no checkpoint at"):
             make_trainer([Checkpoint()], max_steps=1).train(resume=tmp_path / "step-00000009")
+
+    @pytest.mark.parametrize("words", ["", "last", True])
+    def test_words_that_others_use(self, make_trainer, tmp_path, monkeypatch, words):
+        """The empty one may be an unset variable of a shell, and is not the folder that one is in."""
+        monkeypatch.chdir(tmp_path)
+        make_trainer([Checkpoint()], max_steps=1, work_dir=tmp_path).train()
+        with pytest.raises(UsageError, match=f"no checkpoint at '{words}': name a checkpoint or a run folder, or write 'auto'"):
+            make_trainer([Checkpoint()], max_steps=2).train(resume=words)
 
     def test_nothing_to_resume_starts_anew(self, make_trainer, tmp_path, messages):
         trainer = make_trainer([Checkpoint()], max_steps=1, work_dir=tmp_path / "run")

@@ -2,13 +2,14 @@
 
 import json
 import math
+import re
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from trainhooks import DataError, MissingPartError, OptionError, hookimpl
+from trainhooks import DataError, MissingPartError, OptionError, Trainer, hookimpl
 from trainhooks_builtins import Checkpoint, Evaluation
 
 
@@ -366,8 +367,22 @@ class TestDirection:
         assert said in messages()
 
     def test_one_that_was_never_measured(self, make_trainer, messages):
-        make_trainer([Evaluation(monitor="valid/loss")], val=(1.0,)).train()
-        assert "evaluation.monitor = 'valid/loss' was never measured as a finite number" in messages()
+        class MakesLoaders:
+            @hookimpl
+            def make_loader(self, split):
+                return [torch.ones(1)] if split == "val" else None
+
+        make_trainer([Evaluation(monitor="valid/loss"), MakesLoaders()]).train()
+        why = "its split was never evaluated, or it was NaN; did you mean 'val/loss'?"
+        assert f"evaluation.monitor = 'valid/loss' was never measured as a finite number: {why}" in messages()
+
+    @pytest.mark.parametrize("metric", ["val_loss", "loss", "valid/loss"])
+    def test_one_that_no_evaluation_can_give_ends_the_run_at_the_first(self, make_trainer, metric):
+        trainer = make_trainer([Evaluation(every_steps=1, monitor=metric)], val=(1.0,))
+        wanted = f"evaluation.monitor = '{metric}' is not among the metrics val/loss; did you mean 'val/loss'?"
+        with pytest.raises(DataError, match=re.escape(wanted)):
+            trainer.train()
+        assert trainer.step == 1
 
 
 class Averaged:
@@ -421,3 +436,58 @@ def test_an_evaluation_outside_of_the_training_is_none_of_its_best(make_trainer)
     trainer.evaluate("val")
     assert (evaluation.best.value, evaluation.best.step) == (-1.0, 1)
     assert outcome.metrics["best/val/loss"] == -1.0
+
+
+class CountsModes(torch.nn.Module):
+    """A loss that notes whether it was called while it trains."""
+
+    def __init__(self):
+        super().__init__()
+        self.trained = []
+
+    def forward(self, output, target):
+        self.trained.append(self.training)
+        return (output - target).square().mean()
+
+
+def test_ev_02_a_loss_that_is_a_module_is_in_evaluation_mode_too():
+    model, loss = torch.nn.Linear(1, 1), CountsModes()
+    batch = (torch.ones(2, 1), torch.ones(2, 1))
+    trainer = Trainer(
+        model,
+        loss=loss,
+        optimizer=torch.optim.SGD(model.parameters(), lr=0.1),
+        loaders={"train": [batch] * 2, "val": [batch] * 2},
+        max_epochs=1,
+        plugins=[Evaluation()],
+        autoload=False,
+    )
+    trainer.train()
+    assert loss.trained == [True, True, False, False]
+    assert loss.training
+
+
+class Short:
+    """A loader that promises five batches and gives three."""
+
+    def __len__(self):
+        return 5
+
+    def __iter__(self):
+        return iter([torch.ones(1, dtype=torch.float64)] * 3)
+
+
+def test_mx_03_an_evaluation_or_prediction_of_a_part_of_the_data_is_said(make_trainer, messages):
+    class Predicts:
+        @hookimpl
+        def predict_step(self):
+            return 0
+
+    trainer = make_trainer([Predicts()], start=2.0)
+    trainer.loaders["val"] = Short()
+    assert trainer.evaluate() == {"val/loss": 2.0}
+    assert trainer.predict("val") == [0, 0, 0]
+    assert [one for one in messages() if "ended after" in one] == [
+        "evaluation of 'val': its loader ended after 3 of 5 batches",
+        "prediction of 'val': its loader ended after 3 of 5 batches",
+    ]

@@ -135,7 +135,11 @@ def everything(trainer):
             "grads": [p.grad for p in trainer.model.parameters()],
             "optimizers": [(o.state_dict()) for o in trainer.optimizers.values()],
             "counters": trainer.save_counters(),
-            "plain": {k: v for k, v in vars(trainer).items() if v is None or isinstance(v, (bool, int, float, str))},
+            "plain": {
+                k: v
+                for k, v in vars(trainer).items()
+                if (v is None or isinstance(v, (bool, int, float, str))) and k != "run_id"
+            },
             "rng": trainer.rng.state_dict(),
             "generator": trainer.loaders["train"].generator.get_state(),
             "metrics": trainer.metrics,

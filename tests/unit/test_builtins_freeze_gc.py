@@ -8,6 +8,15 @@ from trainhooks import hookimpl
 from trainhooks_builtins import FreezeGC
 
 
+@pytest.fixture(autouse=True, scope="module")
+def thawed():
+    """Let the collector look through what all tests share, which ``conftest.py`` has frozen."""
+    gc.unfreeze()
+    gc.collect()
+    yield
+    gc.freeze()
+
+
 @pytest.fixture(autouse=True)
 def collector():
     """Begin with the collector on and nothing frozen, and check that both are so at the end."""

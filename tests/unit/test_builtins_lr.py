@@ -745,3 +745,54 @@ class TestAnyParameters:
 def test_options(options, said):
     with pytest.raises(OptionError, match=said):
         LR(**options)
+
+
+def test_a_limit_that_is_raised_while_it_trains_is_said(caplog):
+    """A cosine over 4 updates, then 3 more at its end."""
+
+    class Raises:
+        @hookimpl
+        def after_step(self, trainer):
+            trainer.max_updates = 7
+
+    with caplog.at_level("WARNING", "trainhooks"):
+        rates = train(LR(), updates=4, others=[Raises()])
+    assert rates.first == pytest.approx([1.0, 0.853553, 0.5, 0.146447, 0.0, 0.0, 0.0], abs=1e-6)
+    assert [one.message for one in caplog.records] == [
+        "lr: the schedule 'cosine' has ended after 4 updates and the run goes on: its last value stays"
+    ]
+
+
+def test_two_schedules_of_one_group_are_refused():
+    with pytest.raises(UsageError, match="plugins 'lr' and 'lr@2' both set 'lr' of the same parameter group"):
+        train(LR(), updates=2, others=[LR("linear")])
+    rates = train(LR(groups=[0]), bases=(1.0, 1.0), updates=2, others=[LR("linear", groups=[1])])
+    assert rates.seen == [[1.0, 1.0], [pytest.approx(0.5), pytest.approx(0.5)]]
+
+
+def test_by_steps_a_late_update_has_the_rate_of_its_step_also_when_resumed(tmp_path):
+    """The window of two steps is closed when the second batch has been dropped: at the rate of the first, 1.0 and not 0.5."""
+    from trainhooks import SkipStep
+    from trainhooks_builtins import Accumulate, Checkpoint
+
+    class DropsSecond:
+        @hookimpl(wrapper=True)
+        def prepare_batch(self, trainer):
+            batch = yield
+            if trainer.batch_index == 1:
+                raise SkipStep("second")
+            return batch
+
+    class Interrupts:
+        @hookimpl
+        def after_step(self, trainer):
+            trainer.interrupt(KeyboardInterrupt(), "asked")
+
+    def run(*more, **arguments):
+        others = [Accumulate(2), DropsSecond(), Checkpoint(), *more]
+        schedule = LR("exp", args={"gamma": 0.5}, by="step")
+        return train(schedule, batches=[0, 0], max_epochs=2, work_dir=tmp_path / "run", others=others, **arguments)
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Interrupts())
+    assert run(resume="auto").first == [1.0, 0.5]

@@ -1,6 +1,7 @@
 """``plateau`` against torch's ReduceLROnPlateau, and together with ``lr``."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -211,9 +212,16 @@ class TestFaults:
         with pytest.raises(DataError, match="plateau.monitor = 'val/accuracy' is not among the metrics val/loss"):
             train([Plateau("val/accuracy")], [1.0])
 
+    @pytest.mark.parametrize("metric", ["val_loss", "loss"])
+    def test_a_metric_that_no_evaluation_can_give(self, metric):
+        wanted = f"plateau.monitor = '{metric}' is not among the metrics val/loss; did you mean 'val/loss'?"
+        with pytest.raises(DataError, match=re.escape(wanted)):
+            train([Plateau(metric)], [1.0])
+
     def test_a_split_that_is_never_evaluated(self, messages):
         train([Plateau("test/loss")], [1.0, 1.0])
-        assert "plateau: 'test/loss' was not measured in this run, so no rate was changed" in messages()
+        why = "was not measured in this run, so no rate was changed"
+        assert f"plateau: 'test/loss' {why}; did you mean 'train/loss'?" in messages()
 
     def test_no_optimizer(self):
         class Steps:

@@ -272,6 +272,7 @@ class TestWhere:
         assert '"predictions-test.csv"' in (folder / "run" / "run.json").read_text()
 
     def test_reporters_are_told(self, make_trainer, folder):
+        """Of what is predicted within a training; reporters are not opened for a prediction of its own."""
         seen = []
 
         class Reports:
@@ -279,8 +280,16 @@ class TestWhere:
             def report_artifact(self, path, name, kind):
                 seen.append((path, name, kind))
 
-        predict(Predictions("p.csv"), torch.tensor([1]), plugins=[Reports()])
-        assert seen == [(Path("p.csv"), "p.csv", "predictions")]
+            @hookimpl
+            def predict_step(self, batch):
+                return batch
+
+            @hookimpl
+            def after_train(self, trainer):
+                trainer.predict("train")
+
+        make_trainer([Predictions("p.csv"), Reports()], values=(1.0,)).train()
+        assert seen == [(Path("p.csv").absolute(), "p.csv", "predictions")]
 
 
 class TestFailure:

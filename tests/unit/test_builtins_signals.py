@@ -66,7 +66,7 @@ def ends(trainer, error, **arguments):
     return raised.value
 
 
-@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 138)])
+@pytest.mark.parametrize(("name", "code"), [("SIGTERM", 143), ("SIGUSR1", 138), ("SIGHUP", 129)])
 @pytest.mark.parametrize("hook", ["before_step", "gradients_ready", "after_update", "after_step"])
 def test_ends_after_the_running_step(make_trainer, tmp_path, name, code, hook):
     """The weight is -1 after each update: after step 3 it is -4."""
@@ -94,6 +94,13 @@ def test_a_second_one_of_a_scheduler_changes_nothing(make_trainer, tmp_path):
     trainer = make_trainer([Signals(), Checkpoint(), sends], work_dir=tmp_path / "run")
     assert ends(trainer, Terminated).signum == signal.SIGUSR1
     assert [call for call in sends.calls if call[0] == "saved"] == [("saved", 4)]
+
+
+def test_a_second_ctrl_c_while_the_training_ends_is_no_failure(make_trainer):
+    """What the first one raises is due as well: both are one interruption, not a group of errors."""
+    trainer = make_trainer([Signals(), Sends("after_train", 10, signal.SIGINT, signal.SIGINT)])
+    ends(trainer, KeyboardInterrupt)
+    assert trainer.outcome.status == "interrupted"
 
 
 def test_a_second_ctrl_c_leaves_at_once_and_saves_nothing(make_trainer, tmp_path):
@@ -463,7 +470,7 @@ def test_wrong_options(options, words):
 
 def test_a_signal_that_the_system_lacks_is_left_out(monkeypatch):
     monkeypatch.delattr(signal, "SIGUSR1")
-    assert Signals().signals == (signal.SIGTERM, signal.SIGINT)
+    assert Signals().signals == (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def test_the_terminal_is_told_once(make_trainer, tmp_path, caplog):

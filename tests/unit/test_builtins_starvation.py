@@ -131,7 +131,10 @@ def test_both_kinds_are_said_once_each(shares, messages):
 
 @pytest.mark.parametrize("hook", ["before_step", "after_step", None])
 def test_evaluations_and_checkpoints_are_left_out(shares, tmp_path, hook):
-    """10 s each between two steps, or inside one, the checkpoint inside the evaluation too; 1 s of waiting for 3 of work."""
+    """10 s each between two steps, or inside one, the checkpoint inside the evaluation too; 1 s of waiting for 3 of work.
+
+    The hooks after a checkpoint, which take as long, belong to it.
+    """
 
     class Between:
         def __init__(self):
@@ -142,7 +145,7 @@ def test_evaluations_and_checkpoints_are_left_out(shares, tmp_path, hook):
         def after_eval(self, trainer):
             trainer.save_checkpoint(trainer.checkpoint_path())
 
-    slow = {"gradients_ready": 3.0, "before_eval": 10.0, "on_save": 10.0}
+    slow = {"gradients_ready": 3.0, "before_eval": 10.0, "on_save": 10.0, "after_save": 10.0}
     plugins = [Evaluation(every_steps=1), Checkpoint(every_steps=1), Between()]
     assert shares(*plugins, seconds=1.0, slow=slow, val=(1.0,), work_dir=tmp_path / "run") == [0.25]
 

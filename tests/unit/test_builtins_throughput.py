@@ -115,9 +115,9 @@ def test_the_mean_of_an_epoch_is_weighted_by_time():
 
 
 def test_evaluations_and_checkpoints_take_no_time(tmp_path):
-    """After every second of 4 steps of 5 s an evaluation of 10 s and a checkpoint of 100 s."""
+    """After every second of 4 steps of 5 s an evaluation of 10 s and a checkpoint of 100 s, with 50 s of hooks after it."""
     clock = Clock()
-    slow = Slow(clock, gradients_ready=2.0, before_eval=10.0, on_save=100.0)
+    slow = Slow(clock, gradients_ready=2.0, before_eval=10.0, on_save=100.0, after_save=50.0)
     plugins = [Throughput(clock=clock), slow, Evaluation(every_steps=2), Checkpoint(every_steps=2)]
     trainer = run(clock, [torch.zeros(8)] * 4, *plugins, loader=3.0, val=[torch.zeros(1)], work_dir=tmp_path / "run")
     assert trainer.metrics["throughput/samples_per_s"] == 1.6

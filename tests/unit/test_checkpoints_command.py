@@ -17,10 +17,11 @@ from safetensors.torch import load_file
 from torch import nn
 
 from trainhooks import CheckpointError, Trainer, UsageError, hookimpl
+from trainhooks.cli import main
 from trainhooks.cli.output import pasted
 from trainhooks.run_lock import RunLock
 from trainhooks_builtins import EMA, SWA, Checkpoint, Evaluation
-from trainhooks_builtins._best_checkpoint import recorded_best
+from trainhooks_builtins._best_checkpoint import BestSaved, recorded_best
 from trainhooks_builtins._checkpoint_files import read_manifest, take_snapshot, write_checkpoint
 from trainhooks_builtins._checkpoint_manifest import manifest_text
 from trainhooks_builtins._run_checkpoints import find
@@ -230,14 +231,15 @@ def test_a_run_without_checkpoints_is_no_error_to_list(cli, run):
 
 
 def test_no_file_can_move_the_cursor(cli, run):
-    file = at(run, 2) / "manifest.json"
-    manifest = read_manifest(at(run, 2))
-    evil = type(manifest)(**{**vars(manifest), "kind": "\x1b[2J\nx", "metrics": {"val/\x1b[1m": 1.0}})
-    file.write_text(manifest_text(evil))
+    for place in (run / "checkpoints").iterdir():
+        manifest = read_manifest(place)
+        evil = type(manifest)(**{**vars(manifest), "kind": "\x1b[2J\nx", "metrics": {"val/\x1b]0;x\x07": 1.0}})
+        (place / "manifest.json").write_text(manifest_text(evil))
     out = cli("checkpoints", "list", run).out
-    assert "\x1b" not in out
+    assert not {"\x1b", "\x07"} & set(out)
     assert len(out.splitlines()) == 5
     assert "\\x1b[2J\\nx" in out
+    assert "val/\\x1b]0;x\\x07" in out.splitlines()[0]
 
 
 # --- verify ---
@@ -419,22 +421,37 @@ sys.meta_path.insert(0, Forbids())
 """
     + SOURCE
     + """
-file, reference = sys.argv[1:]
-if file.endswith(".pt"):
-    weights = torch.load(file, weights_only=True)
-else:
-    from safetensors.torch import load_file
-    weights = load_file(file)
-model = Net()
-print(model.load_state_dict(weights, strict=True))
-wanted = torch.load(reference, weights_only=True)
-state = model.state_dict()
-assert state.keys() == wanted.keys()
-for name, one in wanted.items():
-    assert state[name].dtype == one.dtype and torch.equal(state[name], one), name
-assert state["inner.weight"].data_ptr() == state["outer.weight"].data_ptr()
+from safetensors.torch import load_file
+
+while file := sys.stdin.readline().rstrip():
+    reference = sys.stdin.readline().rstrip()
+    weights = torch.load(file, weights_only=True) if file.endswith(".pt") else load_file(file)
+    model = Net()
+    said = model.load_state_dict(weights, strict=True)
+    wanted = torch.load(reference, weights_only=True)
+    state = model.state_dict()
+    assert state.keys() == wanted.keys()
+    for name, one in wanted.items():
+        assert state[name].dtype == one.dtype and torch.equal(state[name], one), name
+    assert state["inner.weight"].data_ptr() == state["outer.weight"].data_ptr()
+    print(said, flush=True)
 """
 )
+
+
+@pytest.fixture(scope="module")
+def plain():
+    """Return a function that has a process without trainhooks load weights, compare them, and say how they matched."""
+    command = [sys.executable, "-c", PLAIN]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+
+        def load(file, wanted):
+            print(Path(file).absolute(), Path(wanted).absolute(), sep="\n", file=process.stdin, flush=True)
+            said = process.stdout.readline()
+            return said + process.stdout.read() if said.startswith("Traceback") else said
+
+        yield load
 
 
 def ema_by_hand(weights, step):
@@ -452,7 +469,7 @@ def ema_by_hand(weights, step):
     ("words", "step", "average"),
     [((), 8, None), (("--best",), 4, None), (("--best-by", "min:val/score"), 2, None), (("--ema",), 8, "ema")],
 )
-def test_plain_torch_loads_the_weights(cli, run, trained, words, step, average, suffix):
+def test_plain_torch_loads_the_weights(cli, run, trained, plain, words, step, average, suffix):
     weights = trained[1]
     wanted = ema_by_hand(weights, step) if average else weights[step]
     torch.save(wanted, "wanted.pt")
@@ -460,9 +477,7 @@ def test_plain_torch_loads_the_weights(cli, run, trained, words, step, average, 
     name = f"run-step-{step:08d}{'-ema' if average else ''}.{suffix}"
     what = "the average of ema" if average else "the weights"
     assert said.out.startswith(f"{name}: {what} at step {step}, 8 tensors, ")
-    done = in_a_process(PLAIN, name, "wanted.pt")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "<All keys matched successfully>\n"
+    assert plain(name, "wanted.pt") == "<All keys matched successfully>\n"
 
 
 def test_the_average_of_swa_has_its_own_statistics(cli, run, trained):
@@ -510,20 +525,20 @@ def test_others_may_read_the_file(cli, run):
 
 
 @pytest.mark.parametrize("name", ["w.safetensors", "w.pt"])
-def test_a_file_that_cannot_be_written_leaves_nothing(run, name):
+def test_a_file_that_cannot_be_written_leaves_nothing(run, fork, name):
     """A limit of 300 bytes for files, as a full disk; what was there is still there."""
     Path(name).write_text("former")
     there = sorted(Path().iterdir())
 
-    def limit():
+    def limited():
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         resource.setrlimit(resource.RLIMIT_FSIZE, (300, 300))
+        main(["checkpoints", "export", str(run), "-o", name, "--force"])
 
-    script = "import sys; from trainhooks.cli import main; sys.dont_write_bytecode = True; main(sys.argv[1:])"
-    words = ["checkpoints", "export", run, "-o", name, "--force"]
-    done = in_a_process(script, *words, preexec_fn=limit, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"})
-    assert done.returncode == 1, done.stderr
-    assert done.stderr.startswith(f"trainhooks: cannot write {name}: ")
+    process = fork(limited)
+    assert process.said.read().startswith(f"trainhooks: cannot write {name}: ")
+    process.join()
+    assert process.exitcode == 1
     assert Path(name).read_text() == "former"
     assert sorted(Path().iterdir()) == there
 
@@ -630,6 +645,47 @@ def test_two_instances_have_two_best(tmp_path):
     assert {(one.plugin, one.value, one.step) for one in recorded} == {("checkpoint", 0.9, 4), ("checkpoint@2", 0.5, 2)}
     path, _ = Checkpoint().find_best(tmp_path / "run")
     assert path.name == "step-00000004"  # that of the plugin `checkpoint`
+
+
+def test_all_of_several_best_are_known(cli, tmp_path, monkeypatch):
+    """Scores 0.5, 0.9, 0.7, 0.6, 0.1, 0.2 at steps 2 to 12: the best three are 4, 6 and 8, the newest is 12."""
+    monkeypatch.chdir(tmp_path)
+    train(Path("run"), steps=12, checkpoint={"keep": 0, "keep_best": 3})
+    recorded = recorded_best(find(Path("run")).entries())
+    assert [(one.step, one.value, one.place) for one in recorded] == [(4, 0.9, 1), (6, 0.7, 2), (8, 0.6, 3)]
+    kept = {row["step"]: row["kept"] for row in json.loads(cli("checkpoints", "list", "run", "--json").out)}
+    assert kept == {
+        2: [],
+        4: ["best val/score"],
+        6: ["2nd best val/score"],
+        8: ["3rd best val/score"],
+        10: [],
+        12: ["last"],
+    }
+    cli("checkpoints", "prune", "run", "--keep", 1)
+    assert steps(Path("run")) == [4, 6, 8, 12]
+    assert Checkpoint().find_best(Path("run"))[0].name == "step-00000004"
+
+
+@pytest.mark.parametrize(("place", "words"), [(1, "best x"), (2, "2nd best x"), (11, "11th best x"), (23, "23rd best x")])
+def test_places_in_words(place, words):
+    assert BestSaved("checkpoint", "x", 0.0, 1, place).reason == words
+
+
+@pytest.mark.parametrize("ranked", [None, 3, [3], [[4]], [["4", 1]], [[4, "x"]], {"4": 0.9}])
+def test_a_ranking_that_somebody_edited_is_none(run, ranked):
+    file = at(run, 8) / "state.json"
+    tree = json.loads(file.read_bytes())
+    tree["plugins/checkpoint"]["best"]["ranked"] = ranked
+    text = json.dumps(tree, separators=(",", ":")).encode()
+    file.write_bytes(text.ljust(file.stat().st_size))  # only its size is looked at
+    assert recorded_best(find(run).entries()) == []
+
+
+def test_prune_keeps_the_best_by_each_metric(cli, run):
+    """0.5 at step 2 is the lowest, 0.9 at step 4 the highest."""
+    cli("checkpoints", "prune", run, "--keep", 1, "--keep-best", "min:val/score", "--keep-best", "max:val/score")
+    assert steps(run) == [2, 4, 8]
 
 
 def test_equal_values_are_the_first_ones(tmp_path):

@@ -18,7 +18,7 @@ import torch
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests/data/projects/tiny"
 SCRIPT = str(Path(sys.executable).with_name("trainhooks"))
-COMMANDS = ("plugins", "hooks", "train", "evaluate", "predict", "trace", "runs", "init", "checkpoints")
+COMMANDS = ("plugins", "hooks", "train", "evaluate", "predict", "trace", "runs", "init", "checkpoints", "report")
 
 
 @pytest.fixture
@@ -85,10 +85,26 @@ def test_help_names_every_setting(cli, empty):
             ["trace", "--steps", "0"],
             "trainhooks: Invalid value for '--steps': 0 is not in the range x>=1 (see `trainhooks trace -h`)\n",
         ),
+        (
+            ["train", "p", "--resume"],
+            "trainhooks: Option '--resume' requires an argument; write auto for the newest one (see `trainhooks train -h`)\n",
+        ),
+        (["train", "--set"], "trainhooks: Option '--set' requires an argument (see `trainhooks train -h`)\n"),
+        (
+            ["evaluate", "--checkpoint"],
+            "trainhooks: Option '--checkpoint' requires an argument (see `trainhooks evaluate -h`)\n",
+        ),
+        (["trace", "--json=3"], "trainhooks: Option '--json' does not take a value (see `trainhooks trace -h`)\n"),
+        (
+            ["checkpoints", "list", "--json=3"],
+            "trainhooks: Option '--json' does not take a value (see `trainhooks checkpoints list -h`)\n",
+        ),
+        (["--version=3"], "trainhooks: Option '--version' does not take a value (see `trainhooks -h`)\n"),
+        (["hooks", "on_epoch_end"], "trainhooks: there is no hook 'on_epoch_end'; here that is 'after_epoch'\n"),
         (["hooks", "aftr_step"], "trainhooks: there is no hook 'aftr_step'; did you mean 'after_step'?\n"),
         (
             ["plugins", "--options", "chekpoint"],
-            "trainhooks: no plugin is named 'chekpoint'; did you mean 'checkpoint'?; `trainhooks plugins` lists all\n",
+            "trainhooks: no plugin is named 'chekpoint'; did you mean 'checkpoint'?; `trainhooks plugins` lists all that are installed\n",
         ),
     ],
 )
@@ -119,20 +135,22 @@ def test_lists_import_neither_torch_nor_plugins(words):
     assert done.stdout
 
 
-@pytest.mark.parametrize("named", [(), ("ema", "clip")])
-def test_a_run_imports_the_built_ins_that_take_part_and_no_other(project, named):
+def test_a_run_imports_the_built_ins_that_take_part_and_no_other(project):
     code = (
         "import sys\n"
         "from trainhooks.cli import main\n"
-        "try:\n    main(sys.argv[1:])\n"
-        "except SystemExit as left:\n    assert not left.code, left.code\n"
-        "own = [name.partition('.')[2] for name in sys.modules if name.startswith('trainhooks_builtins.')]\n"
-        "print('imported:', *sorted(name for name in own if name[0] != '_'))\n"
+        "for named in ((), ('-pema', '-pclip')):\n"
+        "    try:\n        main([*sys.argv[1:], *named])\n"
+        "    except SystemExit as left:\n        assert not left.code, left.code\n"
+        "    own = [name.partition('.')[2] for name in sys.modules if name.startswith('trainhooks_builtins.')]\n"
+        "    print('imported:', *sorted(name for name in own if name[0] != '_'))\n"
     )
-    words = ["train", "--set", "work_dir=out", *(f"-p{name}" for name in named)]
+    words = ["train", "--set", "work_dir=out", "--overwrite"]
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=True)
-    active = sorted({"checkpoint", "crash_report", "evaluation", "metrics_log", "progress", "signals", "timer", *named})
-    assert done.stdout.splitlines()[-1] == f"imported: {' '.join(active)}"
+    active = {"checkpoint", "crash_report", "evaluation", "metrics_log", "progress", "run_store", "signals", "timer"}
+    assert [line for line in done.stdout.splitlines() if line.startswith("imported:")] == [
+        f"imported: {' '.join(sorted(names))}" for names in (active, active | {"ema", "clip"})
+    ]
 
 
 def test_the_list_has_every_built_in(cli, empty):
@@ -141,7 +159,7 @@ def test_the_list_has_every_built_in(cli, empty):
     optional = importlib_metadata.distribution("trainhooks").entry_points.select(group="trainhooks.optional")
     assert {name for name, state in states.items() if state == "available"} == {point.name for point in optional}
     active = [name for name, state in states.items() if state == "active"]
-    assert active == ["checkpoint", "crash_report", "evaluation", "metrics_log", "progress", "signals", "timer"]
+    assert active == ["checkpoint", "crash_report", "evaluation", "metrics_log", "progress", "run_store", "signals", "timer"]
     assert [row["name"] for row in rows][: len(active)] == active  # what takes part comes first
 
 
@@ -462,6 +480,7 @@ def test_a_broken_project_file_is_exit_3(cli, project, fault):
         (["-p", "no:evaluation", "-o", "checkpoint.best=val/loss"], "-p no:evaluation"),
         (["--set", "device=nonsense"], "device 'nonsense'"),
         (["--resume", "nope"], "--resume nope: there is no checkpoint at "),
+        (["--resume", ""], "--resume '': there is no checkpoint at ''; write auto for the newest one"),
         (["--resume", "auto", "--overwrite"], "--resume auto goes on with a run and --overwrite replaces it; drop one"),
         (["--set", "work_dir=trainconf.py"], "is a file"),
     ],
@@ -575,7 +594,10 @@ def test_a_reader_that_goes_away_is_no_traceback():
 
 def test_resume_auto_starts_and_goes_on(cli, project):
     first = cli("train", "--resume", "auto", "--json")
-    assert "nothing to resume" in first.err
+    (folder,) = (project / "runs").iterdir()
+    said = f"trainhooks: no earlier run of 'project' below {project}/runs: starting a new one in {folder}\n"
+    assert said in first.err
+    assert "nothing to resume" not in first.err
     assert outcome(first)["step"] == 3
     second = cli("train", "--resume", "auto", "--json", "--set", "max_steps=5")
     assert outcome(second)["work_dir"] == outcome(first)["work_dir"]
@@ -587,7 +609,13 @@ def test_resume_auto_starts_and_goes_on(cli, project):
 def test_resume_auto_in_a_folder_of_ones_own(cli, project):
     """One command line for the first start and every restart, as a cluster's queue runs it."""
     words = ("train", "--resume", "auto", "--json", "--set", "work_dir=out")
-    assert [outcome(cli(*words, "--set", f"max_steps={steps}"))["step"] for steps in (2, 5, 5)] == [2, 5, 5]
+    done = [cli(*words, "--set", f"max_steps={steps}") for steps in (2, 5, 5)]
+    assert [outcome(one)["step"] for one in done] == [2, 5, 5]
+    nothing = (
+        "trainhooks: nothing is left to train: max_steps=5 is reached; give more to train on, such as --set max_steps=10\n"
+    )
+    assert [nothing in one.err for one in done] == [False, False, True]
+    assert f"trainhooks: nothing to resume in {project}/out: starting anew\n" in done[0].err
     assert not (project / "runs").exists()
     rows = (project / "out/metrics.jsonl").read_text().splitlines()
     steps = [json.loads(row)["step"] for row in rows]
@@ -632,7 +660,7 @@ def test_what_cannot_be_resumed_leaves_nothing_behind(cli, project, tmp_path):
     shutil.rmtree(project / "runs")
     for path, code, message in (
         (damaged, 1, f"trainhooks: {damaged}/state.json has 7 bytes, manifest.json says "),
-        (tmp_path / "empty", 1, f"trainhooks: no whole checkpoint in {tmp_path}/empty"),
+        (tmp_path / "empty", 2, f"trainhooks: {tmp_path}/empty holds no checkpoint: name one, or a run that has saved one\n"),
         (project / "trainconf.py", 2, f"{project}/trainconf.py"),
     ):
         err = cli("train", "--resume", path, expect=code).err
@@ -640,6 +668,21 @@ def test_what_cannot_be_resumed_leaves_nothing_behind(cli, project, tmp_path):
         assert "Traceback" not in err
         assert "no:checkpoint" not in err  # going on without what reads checkpoints is no way to resume
         assert tree(project) == ["trainconf.py"]
+
+
+@pytest.mark.parametrize("words", [["evaluate", "--checkpoint"], ["predict", "--checkpoint"], ["train", "--resume"]])
+def test_a_folder_of_runs_is_no_checkpoint(cli, project, words):
+    for name in ("first", "second"):
+        cli("train", "--set", f"work_dir=runs/{name}")
+    before = tree(project)
+    runs = project / "runs"
+    said = refused(cli(*words, "runs", expect=2))
+    assert said == f"trainhooks: {runs} is a folder of runs: name one, the newest is {runs}/second\n"
+    assert tree(project) == before
+    shutil.rmtree(runs / "second/checkpoints")  # it has nothing to name any more
+    assert f"the newest is {runs}/first\n" in refused(cli(*words, "runs", expect=2))
+    said = refused(cli(*words, "runs/second", expect=2))
+    assert said == f"trainhooks: {runs}/second holds no checkpoint: name one, or a run that has saved one\n"
 
 
 def test_relative_paths(cli, project, monkeypatch, tmp_path):
@@ -757,7 +800,9 @@ def test_evaluate_a_checkpoint(cli, project, trained):
     before = tree(project)
     for path in (trained["checkpoint"], trained["work_dir"]):
         assert json.loads(cli("evaluate", "--checkpoint", path, "--json").out) == {"val/loss": -6.0}
-    assert cli("evaluate", "--checkpoint", trained["work_dir"]).out.splitlines()[-1] == "val/loss  -6"
+    said = cli("evaluate", "--checkpoint", trained["work_dir"])
+    assert said.out.splitlines()[-1] == "val/loss  -6"
+    assert said.err == "trainhooks: evaluated 'val' at step 3: 1 batch, 1 sample\n"
     # -3 * 1 and -3 * 2, a batch each
     assert json.loads(cli("evaluate", "--checkpoint", trained["work_dir"], "--split", "test", "--json").out) == {
         "test/loss": -4.5
@@ -769,10 +814,12 @@ def test_predict_with_a_checkpoint(cli, project, trained):
     before = tree(project)
     lines = cli("predict", "--checkpoint", trained["work_dir"], "--json").out.splitlines()
     assert [json.loads(line) for line in lines] == [-3.0, -6.0]
-    assert "tensor(-3.)" in cli("predict", "--checkpoint", trained["work_dir"]).out
+    printed = cli("predict", "--checkpoint", trained["work_dir"])
+    assert "tensor(-3.)" in printed.out
+    assert printed.err == "trainhooks: predicted 'test' at step 3: 2 batches, 2 samples\n"
     assert tree(project) == before
     said = cli("predict", "--checkpoint", trained["work_dir"], "--output", "out.pt").out
-    assert said == "2 batches of predictions: out.pt\n"
+    assert said == "predicted 'test' at step 3: 2 batches, 2 samples, saved to out.pt\n"
     assert [one.item() for one in torch.load("out.pt", weights_only=True)] == [-3.0, -6.0]
 
 
@@ -828,9 +875,30 @@ def test_trace_names_wrappers_and_adds_up_each_plugin(cli, project):
     code_of(project, "\n@hookimpl(wrapper=True)\ndef compute_loss():\n    return (yield)\n")
     shown = cli("trace", "--steps", "3").out
     assert shown.count("· trainconf (wraps)") >= 3
-    totals = shown.partition("host time of each plugin")[2].splitlines()[1:]
+    totals = shown.partition("host time of each plugin")[2].partition("\n\n")[0].splitlines()[1:]
     assert any(line.split()[0] == "trainconf" for line in totals)
     assert not any(line.split()[0] in ("engine", "progress") for line in totals)
+
+
+def test_trace_is_silent_about_what_it_does_itself(cli, project):
+    """It trains a few steps and has no folder; of a run that plugins warn. What the engine says, and errors, are shown."""
+    code_of(
+        project,
+        "\n@hookimpl\ndef before_train(trainer):\n    import logging\n    log = logging.getLogger('trainhooks')\n"
+        "    log.warning('too short')\n    log.error('too bad')\n    trainer.log('a', 1.0, reduce='last')\n",
+    )
+    code_of(project, "\n@hookimpl\ndef report_metrics():\n    raise RuntimeError('no report')\n")
+    words = ("-o", "lr.warmup_updates=11", "-o", "lr.warmup=linear")
+    run = cli("trace", "--steps", "1", "--set", "log_every_steps=1", *words)
+    assert "too bad" in run.err
+    assert "report_metrics() failed with RuntimeError: no report" in run.err
+    assert not [word for word in ("too short", "warmup", "best val/loss") if word in run.err]
+    assert run.out.endswith("\n\nleft out: progress; -p progress shows it, too\n")
+    run = cli("trace", "--steps", "1", "-p", "progress")
+    assert "left out" not in run.out
+    assert "· progress" in run.out
+    said = cli("train", "--set", "max_steps=1", *words).err
+    assert all(word in said for word in ("too short", "warmup", "best val/loss"))
 
 
 def test_trace_folds_a_long_evaluation(cli, project):
@@ -884,7 +952,213 @@ def test_evaluate_says_what_the_checkpoint_has_and_nobody_uses(cli, project):
     assert "not active" not in cli("evaluate", "-p", "ema", "--checkpoint", done["checkpoint"]).err
 
 
-def test_a_key_inside_of_an_option_is_written_as_a_table(cli, project):
-    said = refused(cli("train", "-o", "lr.args.gamma=0.5", expect=2))
-    assert "write a key inside of an option as a table, -o lr.args={gamma=...}" in said
+def test_a_key_inside_of_an_option(cli, project):
+    for words in (
+        ["-o", "lr.args.gamma=0.5", "-o", "lr.args.milestones=[2]"],
+        ["-o", 'lr.args={"gamma": 0.5, "milestones": [2]}'],
+    ):
+        done = outcome(cli("train", "--json", "-o", "lr.schedule=multi_step", *words))
+        record = json.loads((Path(done["work_dir"]) / "run.json").read_text())
+        options = next(one["options"] for one in record["plugins"] if one["name"] == "lr")
+        assert options["args"] == "{'gamma': 0.5, 'milestones': [2]}"
+
+
+def test_a_run_that_is_asked_to_write_nothing(cli, project):
+    done = outcome(cli("train", "--json", "--set", "work_dir=none"))
+    assert (done["status"], done["work_dir"]) == ("completed", None)
     assert not (project / "runs").exists()
+
+
+def test_there_is_no_run_without_the_project_file(cli, project):
+    """So nobody is told to go on without it; without a class that it lists a run may go on."""
+    file = project / "trainconf.py"
+    text = file.read_text()
+    file.write_text(f"{text}\n\n@hookimpl\ndef after_stepp(trainer):\n    pass\n")
+    err = cli("train", expect=3).err
+    assert "there is no such hook; did you mean 'after_step'?\n" in err
+    assert "-p no:" not in err
+    file.write_text(
+        f"{text}\n\nclass Fragile:\n    @hookimpl\n    def after_stepp(self):\n        pass\n\n\nplugins = [Fragile]\n"
+    )
+    assert "  rerun with -p no:fragile to go on without it\n" in cli("train", expect=3).err
+
+
+def test_torch_without_numpy_is_no_reason_to_warn(project):
+    program = "import sys; sys.modules['numpy'] = None; from trainhooks.cli import main; main()"
+    for words, said in ((["train"], "trainhooks: best val/loss (min): -6 at step 3\n"), (["hooks", "train_step"], "")):
+        done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+        assert done.stderr == said
+
+
+def test_as_a_module_it_is_the_same(project):
+    said = [
+        subprocess.run([*command, "trian"], capture_output=True, text=True)
+        for command in ([SCRIPT], [sys.executable, "-m", "trainhooks"])
+    ]
+    assert (said[0].returncode, said[0].stderr) == (said[1].returncode, said[1].stderr)
+    assert said[1].stderr == "trainhooks: No such command 'trian'; did you mean 'train'? (see `trainhooks -h`)\n"
+
+
+def test_on_a_terminal_the_list_of_plugins_says_how_to_learn_more(cli, empty, monkeypatch):
+    hint = "`trainhooks plugins --options NAME` says what one does and which options it has; -p NAME uses it.\n"
+    assert hint not in cli("plugins").out
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert cli("plugins").out.endswith(f"\n\n{hint}")
+    json.loads(cli("plugins", "--json").out)
+
+
+def test_who_lists_the_options_of_a_class_of_the_project(cli, project):
+    """Not ``plugins --options``, which may know an installed plugin of that name."""
+    file = project / "trainconf.py"
+    source = "class WeightDecay:\n    def __init__(self, rate: float = 1.0, times: int = 2): ...\n    @hookimpl\n    def after_step(self): ...\n"
+    file.write_text(f"{file.read_text()}\n\n{source}\n\nplugins = [WeightDecay]\n")
+    err = refused(cli("train", "-o", "weight_decay.tmes=3", expect=2))
+    assert err.endswith("unknown option 'tmes' in -o weight_decay.tmes=3; did you mean 'times'?\n")
+
+
+def test_no_checkpoint_steers_the_terminal(cli, project):
+    """What a plugin lock of somebody else says, in a warning and in an error."""
+    file = project / "trainconf.py"
+    file.write_text(
+        f"{file.read_text()}\n\n@hookimpl\ndef on_save(state):\n    state['plugin_lock'][0]['name'] = '\\x1b]0;x\\x07'\n"
+    )
+    words = ("train", "-p", "no:progress", "--set", "work_dir=out")
+    cli(*words, "--set", "max_steps=1")
+    for more, code in ((["--strict-plugins"], 2), ([], 0)):
+        said = cli(*words, "--set", "max_steps=2", "--resume", "auto", *more, expect=code).err
+        assert "'\\x1b]0;x\\x07' was active, now it is not" in said
+        assert not {"\x1b", "\x07"} & set(said)
+
+
+THEIRS = """
+from trainhooks import hookimpl
+
+class Boom:
+    requires = ("ema",)
+
+    @hookimpl
+    def after_step(self):
+        raise RuntimeError("boom")
+
+class Bad:
+    @hookimpl
+    def after_stepp(self):
+        pass
+
+class Fails:
+    def __init__(self, n: int):
+        raise RuntimeError("not now")
+"""
+
+
+@pytest.fixture
+def theirs(project):
+    """Return a project beside which is a module with plugins for ``-p``."""
+    (project / "their_hooks.py").write_text(THEIRS)
+    yield project
+    sys.modules.pop("their_hooks", None)
+
+
+def test_a_plugin_that_was_named_as_code_is_known_by_its_word(cli, theirs, monkeypatch):
+    word = "-p their_hooks:Boom"
+    err = cli("train", *word.split(), "-p", "ema", expect=1).err
+    note = f"raised in after_step() of plugin 'boom' ({word}) at step 0; rerun with -p no:boom to go on without it\n"
+    assert note in err
+    assert "unregister" not in err
+    done = cli("train", *word.split(), "-p", "ema", "-p", "no:boom", "--json")
+    assert outcome(done)["status"] == "completed"
+    assert "nothing was taken out" not in done.err
+    monkeypatch.setenv("TRAINHOOKS_PLUGINS", "their_hooks:Boom")
+    assert "of plugin 'boom' (TRAINHOOKS_PLUGINS their_hooks:Boom) at step 0" in cli("train", "-p", "ema", expect=1).err
+
+
+def test_a_broken_plugin_that_was_named_as_code_can_be_left_out_by_its_name(cli, theirs):
+    for word, name, fault in (
+        ("their_hooks:Bad", "bad", "after_stepp() in "),
+        ("their_hooks:Fails", "fails", "cannot be built: RuntimeError: not now"),
+    ):
+        more = ("-o", "their_hooks:Fails.n=1") if name == "fails" else ()
+        err = cli("train", "-p", word, *more, expect=3).err
+        assert f"trainhooks: plugin '{name}' (-p {word}): {fault}" in err
+        assert err.endswith(f"\n  rerun with -p no:{name} to go on without it\n")
+        assert "nothing was taken out" not in cli("train", "-p", word, "-p", f"no:{name}").err
+    err = refused(cli("train", "-p", "their_hooks:Fails", expect=2))  # who asks for it is not told to leave it out
+    assert err == "trainhooks: plugin 'fails' (-p their_hooks:Fails): option 'n' is missing and has no default\n"
+
+
+def test_who_asks_for_a_plugin_that_is_taken_out(cli, theirs):
+    said = refused(cli("train", "-p", "their_hooks:Boom", "-p", "no:ema", expect=2))
+    assert said.endswith(" (-p their_hooks:Boom) needs plugin 'ema', as it declares, but -p no:ema takes it out\n")
+    said = refused(cli("train", "-o", "checkpoint.best=val/loss", "-p", "no:evaluation", expect=2))
+    assert "needs plugin 'evaluation', as asked for in -o checkpoint.best=val/loss, but -p no:evaluation takes it out" in said
+
+
+def test_what_a_project_lists_that_is_no_plugin(cli, project):
+    code_of(project, '\nplugins = ["ema", 3]\n')
+    first, second = refused(cli("train", expect=3)).splitlines()
+    place = f"'plugins' of {project}/trainconf.py"
+    assert first == (
+        f"trainhooks: {place}: 'ema' is no plugin but a text; give a module, a class or an instance, or name an installed one "
+        "with -p ema or enable = ['ema'] in trainhooks.toml"
+    )
+    assert second == f"{place}: 3 is no plugin; give a module, a class or an instance"
+
+
+PRINT_LR = """
+
+class PrintLR:
+    \"\"\"Prints the rate.\"\"\"
+
+    def __init__(self, every: int = 1, unit: str | None = None) -> None: ...
+
+    @hookimpl
+    def after_epoch(self): ...
+
+
+plugins = [PrintLR]
+"""
+
+
+def test_options_of_a_class_of_the_project(cli, project, monkeypatch):
+    code_of(project, PRINT_LR)
+    shown = cli("plugins", "--options", "print_lr").out
+    assert [line.split() for line in shown.splitlines()[:3]] == [
+        ["option", "type", "default"],
+        ["every", "int", "1"],
+        ["unit", "str", "|", "None", "None"],
+    ]
+    assert shown.endswith("\nPrints the rate.\n")
+    monkeypatch.chdir(project.parent)
+    assert [row["option"] for row in json.loads(cli("plugins", "-C", "project", "--options", "print_lr", "--json").out)] == [
+        "every",
+        "unit",
+    ]
+    said = refused(cli("plugins", "-C", "project", "--options", "print_l", expect=2))
+    end = "; `trainhooks plugins` lists all that are installed\n"
+    assert said == f"trainhooks: no plugin is named 'print_l'; did you mean 'print_lr'?{end}"
+
+
+@pytest.mark.parametrize(
+    ("source", "why"),
+    [
+        ("import nothing_of_that_name\n", "{file}:1: ModuleNotFoundError: No module named 'nothing_of_that_name'"),
+        ("plugins = 3\n", "'int' object is not iterable"),
+        ("import trainhooks\n\nprint('it runs')\ntrainhooks.Trainer().train()\n", "trainconf.py has no hooks, so it is"),
+    ],
+)
+def test_options_of_a_class_of_a_project_that_cannot_be_imported(cli, project, source, why):
+    file = project / "trainconf.py"
+    file.write_text(source)
+    run = cli("plugins", "--options", "print_lr", expect=2)
+    assert f"installed; what trainconf.py lists is not known: {why.format(file=file)}" in refused(run)
+    assert run.out == ""
+    cli("plugins", "--options", "timer")
+
+
+@pytest.mark.parametrize("words", [("train",), ("runs",), ("checkpoints", "list"), ("trace",)])
+def test_a_working_directory_that_was_removed(cli, tmp_path, monkeypatch, words):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    said = "trainhooks: the working directory was removed: change to another one, then run this again\n"
+    assert cli(*words, expect=2).err == said

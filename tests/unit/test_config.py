@@ -199,6 +199,10 @@ def test_words_of_the_environment_and_the_command_line():
         ("lr.text=val/loss", "lr", "text", "val/loss"),
         ("lr.text=1\ny = 2", "lr", "text", "1\ny = 2"),
         ("lr.text=true", "lr", "text", True),
+        ('lr.text={"a": [1, 0.5, null]}', "lr", "text", {"a": [1, 0.5, None]}),
+        ("lr.text=[1, null]", "lr", "text", [1, None]),
+        ("lr.text={a: 1}", "lr", "text", "{a: 1}"),
+        ("lr.args.gamma=0.5", "lr", "args", {"gamma": 0.5}),
     ],
 )
 def test_values_on_the_command_line(word, plugin, name, value):
@@ -210,7 +214,7 @@ def test_values_on_the_command_line(word, plugin, name, value):
     assert given.origin == f"-o {word}"
 
 
-@pytest.mark.parametrize("word", ["lr.base", "lr=1", ".base=1", "lr.=1", "=1", ""])
+@pytest.mark.parametrize("word", ["lr.base", "lr=1", ".base=1", "lr.=1", "lr..x=1", "lr.args.=1", "=1", ""])
 def test_options_that_are_not_written_right(word):
     with pytest.raises(UsageError, match=r"write it as PLUGIN\.KEY=VALUE"):
         Config().add_command_line([], [word])
@@ -222,10 +226,45 @@ def test_settings_that_are_not_written_right(word):
         Config().add_command_line([], [], [word])
 
 
-def test_the_command_line_must_not_contradict_itself():
-    config = Config()
-    config.add_command_line([], ["lr.base=1", "lr.base=1"], ["seed=1", "seed=1"])
-    with pytest.raises(UsageError, match=r"-o lr\.base=1 and -o lr\.base=2 contradict each other"):
-        config.add_command_line([], ["lr.base=2"])
+@pytest.mark.parametrize(
+    ("words", "contradiction"),
+    [
+        (["lr.base=1", "lr.base=2"], "-o lr.base=1 and -o lr.base=2"),
+        (["lr.args.gamma=1", "lr.args.gamma=2"], "-o lr.args.gamma=1 and -o lr.args.gamma=2"),
+        (["lr.args={gamma=1}", "lr.args.power=2"], "-o lr.args={gamma=1} and -o lr.args.power=2"),
+        (["lr.args.a.b=1", "lr.args.a=1"], "-o lr.args.a.b=1 and -o lr.args.a=1"),
+    ],
+)
+def test_the_command_line_must_not_contradict_itself(words, contradiction):
+    Config().add_command_line([], [words[0], words[0]], ["seed=1", "seed=1"])
+    with pytest.raises(UsageError) as caught:
+        Config().add_command_line([], words)
+    assert str(caught.value) == f"{contradiction} contradict each other; drop one"
+
+
+def test_nor_in_settings():
     with pytest.raises(UsageError, match="--set seed=1 and --set seed=2 contradict each other"):
-        config.add_command_line([], [], ["seed=2"])
+        Config().add_command_line([], ["seed.seed=3"], ["seed=1", "seed=2"])
+
+
+def test_keys_inside_of_an_option(tmp_path):
+    """They are added to the table of a weaker layer, whose other keys stay; a whole table replaces it."""
+    file = tmp_path / "trainhooks.toml"
+    file.write_text("[plugins.lr]\nargs = {gamma = 0.1, deep = {a = 1, b = 2}}\nbase = 3\n")
+    config = Config.read(tmp_path)
+    config.add_command_line([], ["lr.args.power=2", "lr.args.deep.a=none", "lr.base.x=[1]"])
+    given = config.plugins["lr"]
+    assert given["args"].value == {"gamma": 0.1, "deep": {"a": None, "b": 2}, "power": 2}
+    assert given["args"].origin == "[plugins.lr] of trainhooks.toml:2, -o lr.args.power=2, -o lr.args.deep.a=none"
+    assert given["base"].value == {"x": [1]}
+    config.add_command_line([], ['lr.args={"x": 0.1, "y": null}'])
+    assert (given["args"].value, given["args"].origin) == ({"x": 0.1, "y": None}, '-o lr.args={"x": 0.1, "y": null}')
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "least"), [("log_every_steps", 0, 1), ("log_every_steps", -1, 1), ("report_timeout_s", -1.0, 0)]
+)
+def test_settings_that_are_too_small(make_trainer, name, value, least):
+    match = rf"option '{name}' in Trainer\({name}=\.\.\.\): must be {least} or more, not {value:g}"
+    with pytest.raises(UsageError, match=match):
+        make_trainer(**{name: value})

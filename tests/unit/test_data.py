@@ -1,7 +1,9 @@
 """Reading loaders, moving batches, their size."""
 
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from torch.nn.utils.rnn import pack_sequence
@@ -148,6 +150,11 @@ class TestToDevice:
 IMAGE = torch.zeros(3, 8, 8)
 
 
+@dataclass
+class WithFields:
+    x: torch.Tensor
+
+
 class TestBatchSize:
     @pytest.mark.parametrize(
         ("batch", "size"),
@@ -157,7 +164,19 @@ class TestBatchSize:
             ((torch.zeros(5, 2), torch.zeros(5)), 5),
             ([torch.zeros(4), torch.zeros(4)], 4),
             ({"text": ["a", "b"], "x": torch.zeros(6, 2)}, 6),
-            ({"text": ["a", "b"]}, 1),
+            ({"text": ["a", "b"]}, 2),
+            ({"in": {"x": torch.zeros(4, 2)}, "y": {"c": torch.zeros(4)}}, 4),
+            (((torch.zeros(4), torch.zeros(4)), {"y": torch.zeros(4)}), 4),
+            (([torch.zeros(4)], {"y": torch.zeros(4)}), 4),
+            (({"a": {"b": torch.zeros(4)}}, torch.zeros(4)), 4),
+            ((None, torch.zeros(4)), 4),
+            ((5, torch.zeros(4)), 4),
+            (("name", torch.zeros(4)), 4),
+            ((np.zeros((4, 2)), np.zeros(4)), 4),
+            ({"x": np.zeros(4)}, 4),
+            ([(torch.zeros(3), 0), (torch.zeros(3), 1)], 2),  # a list of samples that nobody stacked
+            (WithFields(torch.zeros(4)), 4),
+            (((IMAGE, IMAGE), ({"boxes": torch.zeros(5, 4)}, {"boxes": torch.zeros(9, 4)})), 2),
             (({"x": torch.zeros(6, 2)}, torch.zeros(6)), 6),
             ([{"x": torch.zeros(6, 2)}, {"y": torch.zeros(6)}], 6),  # what the default collate makes of two mappings
             ([{"image": IMAGE}, {"image": IMAGE}], 2),  # Detectron2: a list of samples

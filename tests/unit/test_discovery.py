@@ -260,3 +260,29 @@ def test_failed_plugins_are_skipped_with_one_warning_each(fake_distribution, mak
     failed = {record.name: record.reason for record in trainer.plugin_records if record.state == "failed"}
     assert set(failed) == {"bad-a", "bad-b"}
     assert "ZeroDivisionError" in failed["bad-a"]
+
+
+def test_one_module_under_two_names_takes_part_once(fake_distribution, make_trainer, messages):
+    """PD-03; two names of a class are two plugins."""
+    source = "from trainhooks import hookimpl\ncalls = []\n@hookimpl\ndef after_step():\n    calls.append(1)\n"
+    fake_distribution("dist-double", {"first": "double_module", "second": "double_module"}, {"double_module": source})
+    trainer = make_trainer(["first", "second"], max_steps=5)
+    trainer.train()
+    assert len(sys.modules["double_module"].calls) == 5
+    assert list(trainer.plugins) == ["first"]
+    said = "plugin 'second' (dist-double 1.0) is the same object as plugin 'first' (dist-double 1.0), under another name: it takes part once"
+    assert said in messages()
+
+
+@pytest.mark.parametrize("ends", ["raise BaseException('gone')", "import pytest; pytest.importorskip('nothing_of_that_name')"])
+def test_a_module_that_leaves_its_import_by_no_exception_is_broken_like_others(fake_distribution, make_trainer, ends):
+    fake_distribution("dist-leaves", {"leaves": "leaving_module"}, {"leaving_module": f"{ends}\n"})
+    with pytest.raises(PluginError, match="'leaves' .*cannot be imported"):
+        make_trainer(["leaves"])
+    assert make_trainer(["leaves"], skip_failed=True).train().step == 10
+
+
+def test_ctrl_c_in_an_import_is_no_fault_of_the_plugin(fake_distribution, make_trainer):
+    fake_distribution("dist-waits", {"waits": "waiting_module"}, {"waiting_module": "raise KeyboardInterrupt\n"})
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(["waits"], skip_failed=True)

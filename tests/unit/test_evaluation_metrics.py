@@ -622,7 +622,7 @@ class TestDeclared:
 
     def test_nothing_of_them_in_a_checkpoint(self):
         plugin = Evaluation(metrics={"accuracy": MulticlassAccuracy(3)})
-        assert set(plugin.state_dict()) == {"best", "done"}
+        assert set(plugin.state_dict()) == {"best", "done", "updates"}
 
     @pytest.mark.parametrize(
         ("metric", "message"),

@@ -1,7 +1,11 @@
 """The bus: what is kept, how it is reduced, what it costs."""
 
 import gc
+import json
 import math
+import multiprocessing
+import sys
+import threading
 import weakref
 
 import numpy as np
@@ -12,7 +16,8 @@ from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from trainhooks import Trainer, UsageError, hookimpl
-from trainhooks.metrics import MetricBus, Series, to_host
+from trainhooks.metrics import MetricBus
+from trainhooks.series import Series, to_host
 
 numbers = st.floats(-1e6, 1e6)
 
@@ -274,3 +279,202 @@ def test_to_host_keeps_order_and_values():
     host = to_host(values)
     assert list(host.items()) == [("a", 1.5), ("b", 2.0), ("c", 3.0), ("d", 0.1)]
     assert all(type(value) is float for value in host.values())
+
+
+class TestMedian:
+    @pytest.mark.parametrize(
+        ("values", "median"), [([3.0, 1.0, 100.0], 3.0), ([1.0, 2.0, 3.0, 100.0], 2.5), ([1.0, math.nan], math.nan)]
+    )
+    @pytest.mark.parametrize("tensors", [False, True])
+    def test_of_the_interval(self, values, median, tensors):
+        bus = MetricBus()
+        for value in values:
+            bus.add("x", torch.tensor(value) if tensors else value, reduce="median")
+        assert bus.flush() == {"x": pytest.approx(median, nan_ok=True)}
+        assert bus.flush() == {}
+
+    def test_on_a_device_nothing_is_copied_for_it(self):
+        series = Series("median")
+        for value in (3.0, 1.0, 2.0, 10.0):
+            series.values.append(torch.tensor(value))
+            series.weights.append(1)
+        result, _ = series.result()
+        assert isinstance(result, torch.Tensor)
+        assert result.item() == 2.5
+
+    def test_of_a_long_interval_the_latest_thousand_count(self):
+        bus = MetricBus()
+        for value in range(10_000):
+            bus.add("x", float(value), reduce="median")
+            assert len(bus.series("x", "median").values) <= 2064
+        assert bus.flush() == {"x": 9499.5}
+
+
+class TestPending:
+    """What has not been flushed is in a checkpoint, so that a save changes nothing of what is logged."""
+
+    @staticmethod
+    def add(bus, steps):
+        for step in steps:
+            bus.add_output({"loss": torch.tensor(0.1 * step), "other": 0.3 * step}, torch.zeros(step % 3 + 1))
+            for reduce in ("mean", "last", "sum", "min", "max", "median"):
+                bus.add(reduce, 0.7 * step, reduce=reduce)
+
+    @pytest.mark.parametrize("cut", [1, 7, 63, 64, 65, 150])
+    def test_cut_in_the_middle_of_an_interval(self, cut):
+        """Values worked out by a bus that was never cut; equal to the last bit."""
+        whole, first, second = MetricBus(), MetricBus(), MetricBus()
+        self.add(whole, range(200))
+        self.add(first, range(cut))
+        state = json.loads(json.dumps(first.state_dict()))
+        second.load_state_dict(state)
+        self.add(first, range(cut, 200))  # the state was no flush
+        self.add(second, range(cut, 200))
+        values = whole.flush()
+        assert first.flush() == values
+        assert second.flush() == values
+        assert whole.end_epoch() == first.end_epoch() == second.end_epoch()
+
+    def test_peek_shows_what_a_flush_would_and_leaves_it(self):
+        bus = MetricBus()
+        self.add(bus, range(10))
+        seen = bus.peek()
+        assert bus.peek() == seen
+        assert bus.flush() == seen
+
+    def test_a_state_of_an_older_version_has_none(self):
+        bus = MetricBus()
+        bus.add("x", 1.0)
+        bus.load_state_dict({"epoch": {}})
+        assert bus.flush() == {}
+
+
+class TestHowItIsLogged:
+    def test_another_reduction_or_other_ranks_are_refused(self):
+        bus = MetricBus()
+        bus.add("x", 1.0, reduce="max")
+        with pytest.raises(UsageError, match="reduce='mean'.*reduce='max' before"):
+            bus.add("x", 1.0)
+        with pytest.raises(UsageError, match="ranks='all'.*ranks='main' before"):
+            bus.add("x", 1.0, reduce="max", ranks="all")
+        with pytest.raises(UsageError, match=r"reduce='avg'\): must be one of mean, last, sum, min, max, median"):
+            bus.add("y", 1.0, reduce="avg")
+        with pytest.raises(UsageError, match=r"ranks='each'\): must be one of main, mean, all"):
+            bus.add("y", 1.0, ranks="each")
+
+    def test_smoothed_over_the_latest_flushes(self, make_trainer):
+        """Losses 0, -1, ..., -9: the median of the last four is -7.5, their mean too; of all ten -4.5."""
+        trainer = make_trainer([Reports()], log_every_steps=1)
+        assert trainer.smoothed("train/loss") is None
+        trainer.train()
+        assert trainer.smoothed("train/loss", 4) == trainer.smoothed("train/loss", 4, "mean") == -7.5
+        assert trainer.smoothed("train/loss") == -4.5
+        for bad in ({"window": 0}, {"window": 21}, {"how": "max"}):
+            with pytest.raises(UsageError, match="1 to 20 values are kept"):
+                trainer.smoothed("train/loss", **bad)
+
+
+class Reports:
+    @hookimpl
+    def report_metrics(self):
+        pass
+
+
+def rank_values(rank, results):
+    """Log other values on each of two ranks, which are processes of gloo."""
+    bus = MetricBus()
+    bus.add("own", 10.0 * (rank + 1))
+    for value, weight in [((1.0, 1), (2.0, 3)), ((4.0, 2),)][rank]:
+        bus.add("mean", value, weight, ranks="mean")
+    bus.add("max", [3.0, 5.0][rank], reduce="max", ranks="mean")
+    bus.add("all", [7.0, 8.0][rank], ranks="all")
+    if rank == 1:
+        bus.add("second", 6.0, ranks="mean")
+    own = bus.flush(2, collective=False) if rank == 0 else {}  # for a save, on the main rank alone
+    results[rank] = {**own, **bus.flush(2)}
+
+
+def test_two_ranks(tmp_path):
+    """``mean``: (1·1 + 2·3 + 4·2) / 6 = 2.5; of maxima the mean 4; ``main`` stays what each has itself.
+
+    A flush of the main rank alone before waits for nobody and loses nothing that is to be exchanged.
+    """
+    context = multiprocessing.get_context("fork")
+    with context.Manager() as manager:
+        results = manager.dict()
+
+        def work(rank):
+            torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=rank, world_size=2)
+            try:
+                rank_values(rank, results)
+            finally:
+                torch.distributed.destroy_process_group()
+
+        processes = [context.Process(target=work, args=(rank,)) for rank in range(2)]
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(120)
+            assert process.exitcode == 0
+        shared = {"mean": 2.5, "max": 4.0, "all/rank0": 7.0, "all/rank1": 8.0, "second": 6.0}
+        assert results[0] == {"own": 10.0, **shared}
+        assert results[1] == {"own": 20.0, **shared}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("3.5", b"3", None, [1.0], {}, 1j, 10**400, np.complex64(1j), np.array([1.0, 2.0])),
+        *(torch.tensor([1 + 0j]), torch.ones(1).to_sparse(), torch.ones((), device="meta")),
+    ],
+    ids=lambda value: f"{type(value).__name__}-{value!r:.30}",
+)
+def test_what_is_no_number_is_refused_where_it_is_logged(value):
+    bus = MetricBus()
+    with pytest.raises(UsageError, match=r"log\('x'\): "):
+        bus.add("x", value)
+    assert bus.flush() == {}
+
+
+@pytest.mark.parametrize(
+    "value", [np.array(2.5), np.array([2.5]), np.float32(2.5), torch.tensor([[2.5]]), torch.tensor(2.5).bfloat16()]
+)
+def test_one_number_in_an_array_or_tensor_is_one(value):
+    bus = MetricBus()
+    bus.add("x", value)
+    assert bus.flush() == {"x": 2.5}
+
+
+@pytest.mark.parametrize("name", [3, None, b"x", ("a", 1)])
+def test_names_are_text(name):
+    with pytest.raises(UsageError, match="a name is text, such as"):
+        MetricBus().add(name, 1.0)
+
+
+def test_values_logged_on_other_threads_are_all_counted():
+    """Two threads log 20,000 ones each, under 200 names that come one by one, while this one flushes."""
+    bus, total, errors = MetricBus(), 0.0, []
+
+    def log():
+        try:
+            for number in range(20_000):
+                bus.add(f"name {number // 100}", 1.0, reduce="sum")
+        except Exception as error:
+            errors.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        threads = [threading.Thread(target=log) for _ in range(2)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            total += sum(bus.flush().values())
+            bus.peek()
+            bus.state_dict()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(interval)
+    assert errors == []
+    assert total + sum(bus.flush().values()) == 40_000

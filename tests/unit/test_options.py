@@ -2,6 +2,9 @@
 
 import dataclasses
 import enum
+import json
+import re
+import shlex
 import sys
 import typing
 from collections.abc import Callable
@@ -9,8 +12,10 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+import typing_extensions
 
 from trainhooks import OptionError, UsageError
+from trainhooks.config import Config
 from trainhooks.options import Given, convert, parameters, validated
 
 WHO = "plugin 'plug' (plug-dist 1.0)"
@@ -68,6 +73,31 @@ def test_text_in_a_file_is_no_other_type_but_a_number_typed_for_text_is():
     assert convert(Given(5, "-o", "5"), str) == "5"
     assert convert(Given(1e-05, "-o", "1e-5"), str) == "1e-5"
     assert convert(Given(True, "-o", "true"), str) == "true"
+
+
+@pytest.mark.parametrize("word", ["none", "None", "null"])
+def test_no_value_on_the_command_line(word):
+    typed = Given(word, "-o", word)
+    for annotation in (str | None, Path | None, float | None, typing.Any, Literal["a"] | None, tuple[str, ...] | None):
+        assert convert(typed, annotation) is None
+    assert convert(typed, str) == word
+    assert convert(Given(word, "-o", f'"{word}"'), str | None) == word  # in quotes
+    assert convert(Given(word, "a file"), str | None) == word
+    assert convert(typed, Literal["none", "None", "null"] | None) == word  # one of the words that the option knows
+
+
+def test_what_is_neither_toml_nor_json():
+    typed = Given("{a: 1}", "-o", "{a: 1}")
+    assert convert(typed, str) == "{a: 1}"
+    wanted = r"""must be a valid dictionary, not '{a: 1}', which is neither TOML such as {a = 1} nor JSON such as {"a": 1}"""
+    with pytest.raises(ValueError, match=re.escape(wanted)):
+        convert(typed, dict[str, float])
+
+
+def test_how_a_value_was_read_is_not_said():
+    for annotation, expected in ((int, "valid integer"), (float, "valid number"), (bool, "valid boolean")):
+        with pytest.raises(ValueError, match=rf"^must be a {expected}, not 'two'$"):
+            convert(Given("two", "-o", "two"), annotation)
 
 
 class Mode(enum.Enum):
@@ -170,7 +200,7 @@ def late(fake_distribution):
 
 
 def test_postponed_annotations_and_names_for_type_checkers_only(late, make_trainer):
-    clock = object()
+    clock = id
     trainer = make_trainer(options={"late": {"rate": "1e-3", "clock": clock, "steps": "4"}, "made": {"rate": 2}})
     plugin = trainer.plugins["late"]
     assert (plugin.rate, plugin.clock, plugin.thing, plugin.steps) == (0.001, clock, None, 4)
@@ -221,3 +251,167 @@ def test_pydantic_is_not_imported_before_a_value_is_converted():
     program = "import sys, trainhooks.options, trainhooks.config; print('pydantic' in sys.modules, 'torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "False"]
+
+
+@dataclasses.dataclass
+class Inner:
+    depth: int = 1
+
+
+@dataclasses.dataclass
+class Outer:
+    inner: Inner
+    layers: list[Inner] = dataclasses.field(default_factory=list)
+
+
+class Table(typing_extensions.TypedDict, total=False):
+    depth: int
+
+
+class Nested:
+    def __init__(
+        self,
+        outer: Outer | None = None,
+        table: Table | None = None,
+        betas: tuple[float, float] = (0.9, 0.99),
+        by_number: dict[int, float] | None = None,
+        pairs: list[tuple[float, float]] | None = None,
+    ) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"outer": {"inner": {"depht": 3}}}, "unknown key 'depht'; did you mean 'depth'?, in {'inner': {'depht': 3}}"),
+        ({"outer": {"inner": {}, "layers": [{}, {"x": 1}]}}, "unknown key 'x', in"),
+        ({"table": {"depth": 1, "depht": 2}}, "unknown key 'depht'; did you mean 'depth'?"),
+        ({"outer": {"layers": []}}, "'inner' is missing, not {'layers': []}"),
+        ({"betas": [0.5]}, "item 1 is missing, not [0.5]"),
+    ],
+)
+def test_keys_inside_of_an_option_are_checked(values, said):
+    with pytest.raises(OptionError, match=re.escape(said)):
+        validated(Nested, read(**values), WHO)
+
+
+def test_keys_that_become_others_are_none_that_are_left_out():
+    assert validated(Nested, read(by_number={"1": 0.5}), WHO) == {"by_number": {1: 0.5}}
+    assert validated(Nested, read(outer={"inner": {"depth": 3}}), WHO) == {"outer": Outer(Inner(3))}
+
+
+def test_types_that_are_imported_for_checkers_only():
+    """As linters have them: the names are not there when the options are read."""
+    source = (
+        "from __future__ import annotations\n"
+        "class Plug:\n"
+        "    def __init__(self, clock: Callable[[], float] | None = None, path: Path | None = None) -> None: ...\n"
+    )
+    namespace = {}
+    exec(source, namespace)
+    plug = namespace["Plug"]
+    with pytest.raises(OptionError, match="option 'clock' in -o plug.clock=time.time: must be callable"):
+        validated(plug, given(clock="time.time"), WHO)
+    assert validated(plug, given(path="a/b"), WHO) == {"path": Path("a/b")}
+
+
+def test_a_type_that_pydantic_does_not_take_is_left_to_the_plugin():
+    class Old:
+        def __init__(self, table: typing.TypedDict("Table", {"depth": int}) | None = None) -> None: ...
+
+    refused = sys.version_info < (3, 12)  # where pydantic asks for that of typing_extensions
+    value = "anything" if refused else {"depth": 3}
+    assert validated(Old, {"table": Given(value, "a file")}, WHO) == {"table": value}
+
+
+def test_a_name_that_differs_in_case_alone_is_suggested():
+    with pytest.raises(OptionError, match="unknown option 'Decay' in .*; did you mean 'decay'"):
+        validated(Plug, read(Decay=0.5), WHO)
+
+
+Texts = tuple[str, ...]
+
+
+class Lists:
+    def __init__(
+        self,
+        splits: Texts | None = None,
+        names: list[str] = [],  # noqa: B006
+        when: Annotated[tuple[Literal["train", "val"], ...], "a note"] = (),
+        either: str | Texts = (),
+        groups: list[int | str] | None = None,
+        betas: tuple[float, float] = (0.9, 0.99),
+        sizes: list[int] | None = None,
+    ) -> None: ...
+
+
+def typed(**values):
+    """Return options as the command line reads them: numbers as TOML does, and the rest as text."""
+    return {name: Given(json.loads(t) if t[0] in '0123456789"[' else t, f"-o x.{name}={t}", t) for name, t in values.items()}
+
+
+def test_a_bare_word_is_a_list_of_one():
+    values = typed(splits="val", names="a.b/c", when="train", either="none.of")
+    assert validated(Lists, values, WHO) == {"splits": ("val",), "names": ["a.b/c"], "when": ("train",), "either": "none.of"}
+    with pytest.raises(ValueError, match="^must be a list, not 'val'$"):  # a file says what it means
+        convert(Given("val", "a file"), Texts)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "way"),
+    [
+        ("splits", "val,test", """'x.splits=["val", "test"]'"""),
+        ("splits", "two words", """'x.splits=["two words"]'"""),
+        ("splits", "3", """'x.splits=["3"]'"""),
+        ("splits", '"val"', """'x.splits=["val"]'"""),
+        ("names", "none", """'x.names=["none"]'"""),
+        ("groups", "head", """'x.groups=["head"]'"""),
+        ("groups", "0, head", """'x.groups=[0, "head"]'"""),
+        ("betas", "0.9,0.95", "'x.betas=[0.9, 0.95]'"),
+        ("sizes", "3", "'x.sizes=[3]'"),
+    ],
+)
+def test_how_a_list_is_written(name, text, way):
+    with pytest.raises(OptionError) as caught:
+        validated(Lists, {name: Given(3 if text == "3" else text, f"-o x.{name}={text}", text)}, WHO)
+    value = "3" if text == "3" else repr(text)
+    assert str(caught.value).endswith(f"option '{name}' in -o x.{name}={text}: must be a list, not {value}: write -o {way}")
+    word = shlex.split(str(caught.value).rpartition(": write ")[2])[1]
+    config = Config()
+    config.add_command_line(options=[word])
+    validated(Lists, config.plugins["x"], WHO)  # what is advised is taken
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("betas", "0.9", "must be a list, not '0.9'"),
+        ("betas", "a,b", "must be a list, not 'a,b'"),
+        ("sizes", "many", "must be a list, not 'many'"),
+        ("when", "tests", "must be a list, not 'tests'"),
+    ],
+)
+def test_what_no_list_makes_right(name, text, said):
+    with pytest.raises(OptionError) as caught:
+        validated(Lists, {name: Given(text, f"-o x.{name}={text}", text)}, WHO)
+    assert str(caught.value).endswith(f": {said}")
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"outer": {"inner": {"depth": "x"}}}, "outer.inner.depth must be a valid integer, not 'x'"),
+        (
+            {"outer": {"inner": {"depth": "x"}, "layers": [{}, {"depth": "2x"}]}},
+            "outer.inner.depth must be a valid integer, not 'x'; outer.layers[1].depth must be a valid integer, not '2x'",
+        ),
+        ({"outer": {"inner": {}, "layers": [3]}}, "outer.layers[0] must be a dictionary or an instance of Inner, not 3"),
+        ({"pairs": [[1.0]]}, "pairs[0]: item 1 is missing, not [1.0]"),
+        ({"betas": [0.5, "x"]}, "betas[1] must be a valid number, not 'x'"),
+        ({"by_number": {"a": 1.0}}, "by_number.a as a key must be a valid integer, not 'a'"),
+        ({"outer": 3}, "must be a dictionary or an instance of Outer, not 3"),
+    ],
+)
+def test_the_place_inside_of_an_option(values, said):
+    with pytest.raises(OptionError) as caught:
+        validated(Nested, read(**values), WHO)
+    assert str(caught.value).endswith(f" of settings.toml:2: {said}")

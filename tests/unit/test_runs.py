@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from trainhooks import hookimpl
+from trainhooks import SkipStep, hookimpl
+from trainhooks.cli import main
 from trainhooks.cli.runs import fitted
 from trainhooks.workdir import RunFolder
 from trainhooks_builtins import Checkpoint, CrashReport, Evaluation, MetricsLog
@@ -244,21 +245,76 @@ class TestList:
         written(tmp_path / "b", status="running", locked=False)
         assert json.loads(cli("runs", tmp_path, "--json", "--sort", "name").out)[1]["outcome"] == "unknown"
 
-    def test_a_process_that_is_killed(self, cli, project):
+    @pytest.mark.parametrize("name", ["metrics.jsonl", "metrics.csv"])
+    @pytest.mark.parametrize(("recorded", "shown"), [(0, (41, 20, 3)), (40, (41, 20, 3)), (41, (41, 0, 0)), (50, (50, 0, 0))])
+    def test_how_far_one_came_that_is_running_or_was_killed(self, cli, tmp_path, name, recorded, shown):
+        """The record is as old as the last checkpoint; the last line of the metrics is not whole."""
+        record = {"step": recorded, "update": 0, "epoch": 0}
+        folder = RunFolder(tmp_path / "a")
+        folder.open(resume=False, overwrite=False)
+        folder.update(**record)
+        saved = (tmp_path / "a" / "run.json").read_bytes()
+        text = {
+            "metrics.jsonl": '{"step": 40, "update": 20, "epoch": 3, "time": 1.5, "a": 1}\n'
+            '{"step": 41, "update": 20, "epoch": 3, "time": 1.5, "a": 1}\n{"step": 42, "upd',
+            "metrics.csv": 'step,update,epoch,time,"a,b"\r\n40,20,3,1.5,1\r\n41,20,3,1.5,\r\n42,2',
+        }
+        (tmp_path / "a" / name).write_text(text[name])
+
+        def row():
+            (found,) = json.loads(cli("runs", tmp_path, "--json").out)
+            return found["outcome"], (found["step"], found["update"], found["epoch"])
+
+        assert row() == ("running", shown)
+        folder.close(status="completed")
+        assert row() == ("completed", (recorded, 0, 0))
+        (tmp_path / "a" / "run.json").write_bytes(saved)
+        assert row() == ("killed", shown)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "",
+            "\n",
+            "no record\n",
+            "[]\n",
+            "[" * 100_000 + "\n",
+            '{"step": 41}\n',
+            '{"step": 4e1, "update": 1, "epoch": 1}\n',
+            "\xff\0\n",
+        ],
+    )
+    def test_a_damaged_end_of_the_metrics_says_nothing(self, cli, tmp_path, text):
+        for name in ("metrics.jsonl", "metrics.csv"):
+            written(tmp_path / name[8:], status="running", locked=True, step=4)
+            (tmp_path / name[8:] / name).write_text(text, encoding="latin-1")
+        assert [row["step"] for row in json.loads(cli("runs", tmp_path, "--json").out)] == [4, 4]
+
+    def test_a_process_that_is_killed(self, cli, project, fork):
         (project / "trainconf.py").write_text(
             (project / "trainconf.py").read_text() + "\n@hookimpl\ndef after_step(trainer):\n    import time\n"
             "    print('step', trainer.step, flush=True)\n    time.sleep(600 * (trainer.step == 2))\n"
         )
-        command = [SCRIPT, "train", "--set", "work_dir=out", "--set", "max_steps=9"]
-        command += ["-o", "checkpoint.every_steps=1", "-p", "no:progress"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-            for step in range(3):
-                assert process.stdout.readline() == f"step {step}\n"
-            (row,) = json.loads(cli("runs", ".", "--json").out)
-            assert (row["run"], row["outcome"]) == ("out", "running")
-            refused = cli("train", "--set", "work_dir=out", "--overwrite", expect=2).err
-            assert f"work_dir {project}/out is in use by process {process.pid} on " in refused
-            process.kill()
+        words = [
+            "train",
+            "--set",
+            "work_dir=out",
+            "--set",
+            "max_steps=9",
+            "-o",
+            "checkpoint.every_steps=1",
+            "-p",
+            "no:progress",
+        ]
+        process = fork(lambda: main(words))
+        for step in range(3):
+            assert process.said.readline() == f"step {step}\n"
+        (row,) = json.loads(cli("runs", ".", "--json").out)
+        assert (row["run"], row["outcome"]) == ("out", "running")
+        refused = cli("train", "--set", "work_dir=out", "--overwrite", expect=2).err
+        assert f"work_dir {project}/out is in use by process {process.pid} on " in refused
+        process.kill()
+        process.join()
         (row,) = json.loads(cli("runs", ".", "--json").out)
         assert (row["outcome"], row["step"], row["checkpoints"]) == ("killed", 2, 2)
 
@@ -285,8 +341,10 @@ class TestList:
         best = {name: {"value": 1.0, "mode": "min", "step": 1} for name in ("val/loss", "val/error")}
         written(tmp_path / "a", best=best, plugins=lock(("checkpoint", {"best": "val/error"})))
         written(tmp_path / "b", best=best, plugins=lock("checkpoint"))
+        written(tmp_path / "c", best=best, plugins=lock("evaluation", "checkpoint"), checkpoint_best="val/error")
+        written(tmp_path / "d", best=best, plugins=lock("checkpoint"), checkpoint_best="val/unknown")
         rows = json.loads(cli("runs", tmp_path, "--json", "--sort", "name").out)
-        assert [row["best"]["metric"] for row in rows] == ["val/error", "val/loss"]
+        assert [row["best"]["metric"] for row in rows] == ["val/error", "val/loss", "val/error", "val/loss"]
 
     def test_time_goes_on_while_it_runs(self, cli, tmp_path):
         folder = RunFolder(tmp_path / "a")
@@ -440,6 +498,12 @@ class TestWhere:
         found = [row["run"] for row in json.loads(cli("runs", tmp_path / "in", "--json", "--sort", "name").out)]
         assert found == ["1/2/3/run", "run"]
 
+    def test_a_name_of_the_list(self, cli, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        written(Path("runs/one"))
+        assert "; did you mean runs/one?\n" in cli("runs", "one", expect=2).err
+        assert "did you mean" not in cli("runs", "two", expect=2).err
+
     @pytest.mark.parametrize("name", ["run[1]", "a*b", "-x", " lead", "a\nb", "$HOME", "é", "a'b", "o\udcff", "--", "\x1b[2J"])
     def test_any_name_can_be_typed_back(self, cli, tmp_path, monkeypatch, name):
         monkeypatch.chdir(tmp_path)
@@ -450,7 +514,7 @@ class TestWhere:
         typed = line[: line.index("  completed")]
         shell = subprocess.run(["bash", "-c", f"cd runs && printf %s {typed}"], capture_output=True, check=True).stdout
         assert os.path.normpath(os.fsdecode(shell)) == name
-        assert "step 3" in cli("runs", f"runs/{name}").out
+        assert "3 steps" in cli("runs", f"runs/{name}").out
 
     def test_many(self, cli, tmp_path):
         for number in range(300):
@@ -543,3 +607,47 @@ def _read(descriptor):
         return os.read(descriptor, 4096)
     except OSError:  # the other side is closed
         return b""
+
+
+@pytest.mark.parametrize(
+    ("started", "shown"),
+    [
+        ([SCRIPT, "train", "a run", "--set", "max_steps=1"], "trainhooks train 'a run' --set max_steps=1"),
+        (["python", "-m", "trainhooks", "train", "a run", "--set", "max_steps=1"], None),
+        (["python", "-W", "error", "start.py", "1"], None),
+    ],
+)
+def test_the_command_is_shown_as_it_was_typed(cli, project, started, shown):
+    (project / "a run").mkdir()
+    (project / "trainconf.py").rename(project / "a run" / "trainconf.py")
+    (project / "start.py").write_text(
+        "from trainhooks import Trainer\nTrainer(conf='a run/trainconf.py', max_steps=1, work_dir='runs/x').train()\n"
+    )
+    program = sys.executable if started[0] == "python" else started[0]
+    subprocess.run(started, executable=program, check=True, capture_output=True)
+    (folder,) = (project / "runs").iterdir()
+    shown = shown or " ".join(started).replace("a run", "'a run'")
+    assert record_of(folder)["command"] == shown
+    assert f"command      {shown}\n" in cli("runs", folder).out
+
+
+class SkipsAll:
+    @hookimpl
+    def before_step(self):
+        raise SkipStep("no number")
+
+
+def test_a_run_whose_batches_were_all_dropped(make_trainer, cli, tmp_path):
+    outcome = make_trainer([SkipsAll()], work_dir=tmp_path / "runs/empty", max_epochs=2).train()
+    assert (outcome.status, outcome.reason) == ("completed", "max_epochs=2 reached, 0 of 20 batches trained")
+    assert record_of(tmp_path / "runs/empty")["dropped"] == 20
+    listed = cli("runs", tmp_path / "runs").out.splitlines()
+    assert listed[1].split("  ")[:2] == ["empty", "completed, 0 of 20 batches trained"]
+    one = cli("runs", tmp_path / "runs/empty").out
+    assert "outcome      completed (max_epochs=2 reached, 0 of 20 batches trained)\n" in one
+    assert "done         0 steps, 0 updates, 2 epochs, 20 batches dropped\n" in one
+
+
+def test_what_is_done_is_counted_in_words(make_trainer, cli, tmp_path):
+    make_trainer([], work_dir=tmp_path / "run", max_steps=1).train()
+    assert "done         1 step, 1 update, 0 epochs\n" in cli("runs", tmp_path / "run").out

@@ -12,6 +12,7 @@ from trainhooks import CheckpointError, OptionError, UsageError, hookimpl
 from trainhooks.best import Best, direction
 from trainhooks.state import RunState
 from trainhooks.stateful import RandomState, StatefulRegistry
+from trainhooks_builtins import Checkpoint
 
 
 class TestLimits:
@@ -299,3 +300,46 @@ def test_every_n_updates_through_a_step_that_is_skipped(make_trainer):
     assert plugin.seen["before_step"] == [False, True, True, False]  # steps 2 and 3 work towards the second update
     assert plugin.seen["after_update"] == [False, True, False]
     assert plugin.seen["after_step"] == [False, False, True, False]
+
+
+class Count:
+    """Something that a hook makes and registers."""
+
+    def __init__(self):
+        self.n = 0
+
+    def state_dict(self):
+        return {"n": self.n}
+
+    def load_state_dict(self, state):
+        self.n = state["n"]
+
+
+@pytest.mark.parametrize("hook", ["setup", "before_train", "before_epoch"])
+@pytest.mark.parametrize("way", ["setdefault", "[]"])
+def test_rs_09_an_object_that_comes_after_the_checkpoint_was_read_is_restored(make_trainer, tmp_path, hook, way):
+    class Counts:
+        def __init__(self):
+            self.count = None
+
+        def register(self, trainer):
+            if self.count is None:
+                self.count = Count()
+                if way == "[]":
+                    trainer.stateful["count"] = self.count
+                else:
+                    assert trainer.stateful.setdefault("count", self.count) is self.count
+
+        @hookimpl
+        def after_step(self):
+            self.count.n += 1
+
+    def run(steps):
+        counts = Counts()
+        setattr(Counts, hook, hookimpl(lambda self, trainer: self.register(trainer)))
+        trainer = make_trainer([counts, Checkpoint(every_steps=1)], max_steps=steps, work_dir=tmp_path / "run")
+        trainer.train(resume="auto")
+        assert trainer.stateful.waiting == {}
+        return counts.count.n
+
+    assert [run(3), run(5)] == [3, 5]

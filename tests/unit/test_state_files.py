@@ -100,7 +100,7 @@ TREES = st.recursive(
 
 
 class TestRoundTrip:
-    @settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
     @given(TREES)
     def test_any_tree(self, tree):
         assert same(in_memory(tree), tree)
@@ -271,7 +271,7 @@ class TestRefusedAtTheSave:
         ("value", "words"),
         [
             ({"a": [0, 1, threading.Lock()]}, r"plugins/foo\['a'\]\[2\] is a _thread.lock"),
-            ({("k", 1): object()}, r"plugins/foo\[\('k', 1\)\] is a object"),
+            ({("k", 1): object()}, r"plugins/foo\[\('k', 1\)\] is an object"),
             (np.float64(1), r"plugins/foo is a numpy.float64"),
             (Colour.RED, r"plugins/foo is a .*Colour"),
             (Text("x"), r"plugins/foo is a .*Text"),

@@ -56,6 +56,7 @@ def allow(file, rule, function, what, why):
     ALLOWED[root + file.removeprefix("@"), rule, function, what] = why
 
 
+BROKEN = "a stream or a display of the user's that is broken must not cost the run"
 INSTALLED = "an entry point of what is installed and takes part, or is to be listed with --check or --options"
 OWN = "a module of our own, by a name of ours"
 HIDDEN = "the hidden name that it writes to first, or a half written file of its own"
@@ -66,7 +67,7 @@ allow("assembly.py", "executes", "Assembly._load", ".load()", INSTALLED)
 allow("discovery.py", "executes", "Found.load", ".load()", INSTALLED)
 allow("cli/__init__.py", "executes", "_plugin_command", ".load()", "a command of what is installed, when it is called")
 allow("cli/listing.py", "executes", "_check", ".load()", INSTALLED)
-allow("cli/listing.py", "executes", "_show_options", ".load()", INSTALLED)
+allow("cli/plugin_options.py", "executes", "show_options", ".load()", INSTALLED)
 allow(
     "assembly.py", "executes", "load_reference", "importlib.import_module", "module:attribute of the command line or the script"
 )
@@ -76,12 +77,10 @@ allow("project.py", "executes", "load_project", "exec", "the project file that t
 allow("options.py", "executes", "_resolved", "eval", "an annotation in the code of a plugin that is loaded")
 allow("options.py", "swallows", "_resolved", "Exception", "an annotation that cannot be resolved is none")
 allow("options.py", "swallows", "parameters", "Exception", "annotations that cannot be resolved are resolved one by one")
-allow("options.py", "passes", "_convert", "TypeError: pass", "a type that has no conversion is looked at in other ways below")
 for what in ("compile", "exec"):
     allow("plan.py", "executes", "_compiled", what, "calls of hooks, made of names that are checked to be identifiers")
     allow("@closure.py", "executes", "_without_bound", what, "a function of other arguments, made of names of arguments")
 allow("guards.py", "passes", "guard_wrapper.guarded", "StopIteration: pass", "how a generator ends")
-allow("reporter.py", "passes", "Reporter.close", "queue.Full: pass", "what is full is reported by what waits for it")
 allow(
     "@_checkpoint_folders.py",
     "passes",
@@ -90,7 +89,13 @@ allow(
     "one that is broken is what is looked for",
 )
 allow("durable.py", "deletes", "replace_text", ".unlink", HIDDEN)
-allow("@metrics_log.py", "deletes", "_write_whole", ".unlink", HIDDEN)
+allow("@_growing_file.py", "deletes", "GrowingFile.replace", ".unlink", HIDDEN)
+for what in (".unlink", "shutil.rmtree"):
+    allow("@_artifact_copies.py", "deletes", "_remove", what, HIDDEN)
+allow("@run_store.py", "deletes", "RunStore._keep", ".unlink", "what a kill has left under the name of the file that it writes")
+allow(
+    "@run_store.py", "deletes", "RunStore._repair", ".unlink", "media after the checkpoint, by names of ours, through no link"
+)
 allow("@_exported_weights.py", "deletes", "write_weights", ".unlink", HIDDEN)
 for function in ("Rows.add", "Rows.finish", "Rows.discard"):
     allow("@_tables.py", "deletes", function, ".unlink", HIDDEN)
@@ -140,6 +145,20 @@ allow(
     "the error of pickling, to say what of a dataset cannot be sent to workers",
 )
 allow("@_checkpoint_tensors.py", "unsafe module", "", "ctypes", "the memory of a tensor as bytes, without NumPy")
+for rule, function, what in (
+    ("unsafe module", "", "ctypes"),
+    *(("starts", "_end_threads", f"ctypes.{what}") for what in ("pythonapi.PyThreadState_SetAsyncExc", "c_ulong", "py_object")),
+):
+    allow("left_behind.py", rule, function, what, "Python's own function that raises an exception in a thread of ours")
+allow(
+    "stateful.py",
+    "swallows",
+    "StatefulRegistry.kept_places",
+    "contextlib.suppress",
+    "a plugin that cannot tell its place has none",
+)
+allow("@_progress_screen.py", "swallows", "Screen._work", "contextlib.suppress", BROKEN)
+allow("@_progress_screen.py", "swallows", "_is_terminal", "contextlib.suppress", BROKEN)
 
 
 class Checker(ast.NodeVisitor):

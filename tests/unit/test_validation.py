@@ -1,5 +1,7 @@
 """What is wrong with a plugin is said when it is registered: everything, with suggestions."""
 
+import functools
+
 import pytest
 import torch
 
@@ -159,6 +161,49 @@ def test_what_is_no_fault(make_trainer):
     assert trainer.seen == ["fine", "static", False]
 
 
+@pytest.mark.parametrize(("has", "lacks"), [("state_dict", "load_state_dict"), ("load_state_dict", "state_dict")])
+def test_one_half_of_a_state_would_never_be_saved(has, lacks):
+    class Half:
+        @hookimpl
+        def after_step(self):
+            pass
+
+    setattr(Half, has, lambda self, *state: {})
+    assert faults_of(Half()) == (f"has {has}() but no {lacks}(), so its state would never be saved; write both, or rename it",)
+
+
+def test_a_forgotten_self():
+    class NoSelf:
+        @hookimpl
+        def after_step(trainer):  # noqa: N805
+            pass
+
+    (fault,) = faults_of(NoSelf())
+    assert fault.endswith("its first parameter, which gets the object itself, is 'trainer'; write self before it")
+
+
+def test_a_wrapper_inside_of_a_decorator(make_trainer):
+    """pluggy, which looks at the outer function, would fail when the plugin has been listed."""
+
+    def timed(function):
+        @functools.wraps(function)
+        def inner(*arguments, **options):
+            return function(*arguments, **options)
+
+        return inner
+
+    class Wraps:
+        @hookimpl(wrapper=True)
+        @timed
+        def train_step(self):
+            return (yield)
+
+    trainer = make_trainer()
+    with pytest.raises(PluginValidationError, match="yields inside of a decorator whose own function does not"):
+        trainer.register(Wraps())
+    assert list(trainer.plugins) == []
+
+
 def test_a_plugin_that_does_nothing_is_refused(make_trainer):
     class Callback:
         """As another library has them."""
@@ -286,3 +331,57 @@ def test_a_scheduler_of_torch_is_no_plugin(make_trainer):
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1.0)
     with pytest.raises(PluginValidationError, match="implements no hook"):
         make_trainer([torch.optim.lr_scheduler.StepLR(optimizer, 1)])
+
+
+def hook_named(name, **mark):
+    return type("Named", (), {name: hookimpl(**mark)(lambda self: None)})()
+
+
+@pytest.mark.parametrize(
+    ("theirs", "ours"),
+    [
+        ("on_epoch_end", "after_epoch"),  # Keras, Hugging Face
+        ("on_train_begin", "before_train"),
+        ("on_train_batch_end", "after_step"),
+        ("on_test_batch_end", "after_eval_step"),
+        ("on_validation_end", "after_eval"),  # Lightning
+        ("configure_optimizers", "make_optimizer"),
+        ("train_dataloader", "make_loader"),
+        ("on_before_optimizer_step", "gradients_ready"),
+        ("on_save_checkpoint", "on_save"),
+        ("on_log", "report_metrics"),  # Hugging Face
+        ("on_optimizer_step", "after_update"),
+        ("after_train_iter", "after_step"),  # MMCV
+        ("before_val_epoch", "before_eval"),
+        ("after_backward", "gradients_ready"),  # Detectron2
+        ("run_step", "train_step"),
+        ("before_validate", "before_eval"),  # fastai
+    ],
+)
+def test_a_hook_of_another_framework(theirs, ours):
+    (fault,) = faults_of(hook_named(theirs))
+    assert fault.endswith(f": there is no such hook; here that is {ours!r}")
+
+
+def test_the_names_of_other_frameworks_lead_to_hooks_and_are_none():
+    from trainhooks import hookspecs
+    from trainhooks.suggest import _ELSEWHERE
+
+    hooks = {name for name, one in vars(hookspecs).items() if hasattr(one, "trainhooks_spec")}
+    theirs = [name for names in _ELSEWHERE.values() for name in names.split()]
+    assert _ELSEWHERE.keys() <= hooks
+    assert not hooks.intersection(theirs)
+    assert len(theirs) == len(set(theirs))
+
+
+def test_a_hook_of_a_plugin_that_is_out():
+    optional = "; mark it @hookimpl(optionalhook=True) if a plugin that may be out specifies it"
+    (fault,) = faults_of(hook_named("hello_greeting"))
+    assert fault.endswith(f": there is no such hook{optional}")
+    (fault,) = faults_of(hook_named("hello_train_step"))
+    assert fault.endswith(f": there is no such hook; did you mean 'train_step'?{optional}")
+    for typo in ("after_stepp", "aftr_step", "befor_epoch", "on_foo", "setupp"):  # of this engine's own, as it begins
+        (fault,) = faults_of(hook_named(typo))
+        assert "optionalhook" not in fault
+    trainer = Trainer(plugins=[hook_named("hello_greeting", optionalhook=True)], autoload=False, max_steps=1)
+    assert list(trainer.plugins) == ["named"]

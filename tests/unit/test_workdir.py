@@ -244,6 +244,14 @@ class TestNothingWorthKeeping:
 
 
 class TestFile:
+    def test_no_file_behind_a_link_of_somebody_else(self, tmp_path):
+        (tmp_path / "elsewhere").mkdir()
+        folder = opened(tmp_path / "run")
+        (folder.path / "profiler").symlink_to(tmp_path / "elsewhere")
+        with pytest.raises(UsageError, match="run/profiler is a link or no file, and was not made by trainhooks"):
+            folder.file("profiler/step-1/trace.json")
+        assert not list((tmp_path / "elsewhere").iterdir())
+
     def test_is_listed_before_it_is_written(self, tmp_path):
         folder = opened(tmp_path / "run")
         path = folder.file("a/b.txt")
@@ -377,6 +385,20 @@ class TestLock:
             opened(tmp_path / "run", overwrite=True)
         first.close(status="completed")
         ran(tmp_path / "run", overwrite=True)
+
+    @pytest.mark.parametrize("record_is_seen", [True, False])
+    def test_a_run_that_begins_while_the_folder_is_looked_at(self, tmp_path, monkeypatch, record_is_seen):
+        """It is named; its files are taken neither for those of a former run nor for somebody else's."""
+
+        def is_not_locked_yet(path):
+            monkeypatch.setattr("trainhooks.workdir.holder", holder)
+            opened(tmp_path / "run").file("metrics.csv").write_text("step\n")
+            if not record_is_seen:
+                monkeypatch.setattr("trainhooks.workdir.is_run", lambda path: False)
+
+        monkeypatch.setattr("trainhooks.workdir.holder", is_not_locked_yet)
+        with pytest.raises(UsageError, match="in use by another Trainer of this process since"):
+            RunFolder(tmp_path / "run").check(resume=False, overwrite=False)
 
     def test_it_is_not_lost_when_the_folder_is_copied(self, tmp_path):
         """A POSIX lock would be: it goes with the first descriptor of the file that the process closes."""

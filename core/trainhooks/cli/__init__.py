@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import atexit
 import codecs
 import io
+import os
 import sys
+import warnings
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, Final
 
@@ -23,9 +27,12 @@ _COMMANDS: Final = {
     "runs": ("runs", "List the runs below a folder, or show one of them."),
     "init": ("init", "Write a starter trainconf.py that trains at once."),
 }
+#: Those that run users' code, for which to exit is no way to succeed.
+_RUNNING: Final = ("train", "evaluate", "predict", "trace")
 #: Help lines of the commands that this distribution brings as plugins may, so that ``--help`` need not import them.
 _BUILT_IN: Final = {
     "checkpoints": "List, verify, prune, pin and export the checkpoints of a run.",
+    "report": "Draw and compare runs, as one page or in the terminal.",
 }
 
 
@@ -55,6 +62,10 @@ class _LazyGroup(click.Group):
         try:
             super().invoke(ctx)
         except (EOFError, OSError, KeyboardInterrupt, Terminated) as error:
+            raise _Passed(error) from error
+        except SystemExit as error:
+            if ctx.invoked_subcommand not in _RUNNING:  # it is how a command ends
+                raise
             raise _Passed(error) from error
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -126,13 +137,28 @@ def cli() -> None:
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line and exit: 0 done, 1 the training failed, 2 wrong usage, 3 a broken plugin, 128 + n ended by signal n."""
     _let_any_path_be_printed()
+    warnings.filterwarnings("ignore", "Failed to initialize NumPy", UserWarning)  # of torch, where NumPy is not installed
+    ending: list[int] = []
+    if arguments is None:  # else it is not our process
+        atexit.register(_end_past_threads, ending)  # before everybody else, so that it comes last
     try:
         code = cli.main(args=arguments, prog_name="trainhooks", standalone_mode=False)
     except Exception as error:
         from trainhooks.cli.failure import report
 
         code = report(error.error if isinstance(error, _Passed) else error)
+    ending.append(code or 0)
     sys.exit(code or 0)
+
+
+def _end_past_threads(ending: list[int]) -> None:
+    """End at once, with the code that is due, if a thread of ours is left: Python's own end may abort the process then."""
+    module = sys.modules.get("trainhooks.left_behind")
+    if ending and module is not None and module.left_behind():
+        with suppress(OSError, ValueError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(ending[0])
 
 
 def _let_any_path_be_printed() -> None:

@@ -7,18 +7,24 @@ import re
 import select
 import sys
 import traceback
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from trainhooks.errors import OptionError, PluginError, PluginImportError, Terminated, TrainhooksError
+from trainhooks.cli.output import clean_lines
+from trainhooks.errors import OptionError, PluginError, PluginImportError, Terminated, TrainhooksError, UsageError
+from trainhooks.project import PROJECT_FILE
 
 if TYPE_CHECKING:
     from types import TracebackType
 
 _INTERRUPTED: Final = 130
 _BROKEN_PIPE: Final = 141
+_PROJECT: Final = Path(PROJECT_FILE).stem
+#: What may be given to an option that lacks its value, where that is not plain from its name.
+_VALUES: Final = {"--resume": "; write auto for the newest one"}
 _QUIET: Final = (str(Path(click.__file__).parent), str(Path(__file__).parent))
 
 
@@ -30,28 +36,53 @@ def report(error: BaseException) -> int:
     if isinstance(error, click.exceptions.Abort):  # out of a prompt
         return _INTERRUPTED
     if isinstance(error, KeyboardInterrupt | Terminated):
-        click.echo(f"trainhooks: {'interrupted' if isinstance(error, KeyboardInterrupt) else f'ended by {error}'}", err=True)
-        _show_notes([note for note in getattr(error, "__notes__", ()) if not note.startswith("raised in ")])
+        with suppress(OSError):  # whose terminal was closed has nobody to tell
+            click.echo(
+                f"trainhooks: {'interrupted' if isinstance(error, KeyboardInterrupt) else f'ended by {error}'}", err=True
+            )
+            _show_notes([note for note in getattr(error, "__notes__", ()) if not note.startswith("raised in ")])
         return _INTERRUPTED if isinstance(error, KeyboardInterrupt) else 128 + error.signum
+    if isinstance(error, SystemExit):  # of users' code, in the middle of a run: that is no success, whatever the code
+        click.echo(f"trainhooks: the run was ended by SystemExit: {error.code}", err=True)
+        _show_notes(getattr(error, "__notes__", ()))
+        return error.code % 256 or 1 if isinstance(error.code, int) else 1
     if isinstance(error, BrokenPipeError) and _stdout_is_gone():
         return _BROKEN_PIPE
     if isinstance(error, TrainhooksError):
         _show_origin(error)
-        click.echo(f"trainhooks: {error}", err=True)
+        click.echo(clean_lines(f"trainhooks: {error}"), err=True)
         notes = getattr(error, "__notes__", ())  # a message of a built-in plugin says enough; nobody would go on without it
         _show_notes([note for note in notes if not (note.startswith("raised in ") and " (trainhooks " in note)])
         _show_way_out(error)
         return error.exit_code
+    if isinstance(error, FileNotFoundError) and not _is_somewhere():
+        click.echo("trainhooks: the working directory was removed: change to another one, then run this again", err=True)
+        return UsageError.exit_code
     _show_traceback(error)
     return 1
 
 
+def _is_somewhere() -> bool:
+    try:
+        Path.cwd()
+    except FileNotFoundError:
+        return False
+    return True
+
+
 def _show_usage(error: click.ClickException) -> None:
-    context = getattr(error, "ctx", None)
+    context = getattr(error, "ctx", None) or _context_of(error)
     if context is None or type(error).__name__ == "NoArgsIsHelpError":  # the help itself
         error.show()
         return
-    click.echo(f"trainhooks: {error.format_message().rstrip('.')} (see `{context.command_path} -h`)", err=True)
+    hint = _VALUES.get(error.option_name, "") if isinstance(error, click.BadOptionUsage) else ""
+    click.echo(f"trainhooks: {error.format_message().rstrip('.')}{hint} (see `{context.command_path} -h`)", err=True)
+
+
+def _context_of(error: click.ClickException) -> click.Context | None:
+    """Return the command whose words were parsed: click does not say whose an option without its value is."""
+    contexts = [frame.f_locals.get("ctx") for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return next((one for one in reversed(contexts) if isinstance(one, click.Context)), None)
 
 
 def _stdout_is_gone() -> bool:
@@ -82,8 +113,11 @@ def _show_way_out(error: TrainhooksError) -> None:
         lines = [line for line in text.splitlines() if "is missing and has no default" in line]
     else:
         return
-    named = (name for line in lines for name in re.findall(r"^plugin '([^']+)' \((?!given to|-p )", line))
-    names = [name for name in dict.fromkeys(named) if f"-p no:{name}" not in text]
+    asked = "" if isinstance(error, PluginError) else "|-p "  # who asks for a plugin that lacks an option would give that
+    named = (name for line in lines for name in re.findall(rf"^plugin '([^']+)' \((?!given to{asked})", line))
+    names = [
+        name for name in dict.fromkeys(named) if f"-p no:{name}" not in text and name != _PROJECT
+    ]  # there is no run without
     if names:
         words = " ".join(f"-p no:{name}" for name in names)
         click.echo(f"  rerun with {words} to go on without {'it' if len(names) == 1 else 'them'}", err=True)

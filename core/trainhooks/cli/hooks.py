@@ -12,7 +12,7 @@ from trainhooks import hookspecs
 from trainhooks.cli.output import as_json
 from trainhooks.cli.target import make_importable, plugin_options, project_file, read_config
 from trainhooks.errors import OptionError, PluginError, UsageError
-from trainhooks.suggest import suggestion
+from trainhooks.suggest import hook_suggestion
 
 if TYPE_CHECKING:
     from trainhooks.discovery import PluginRecord
@@ -41,7 +41,7 @@ def hooks(name: str | None, json_wanted: bool, directory: Path, conf: Path | Non
     specs |= theirs
     spec = specs.get(name)
     if spec is None and not implementations:
-        message = f"there is no hook {name!r}{suggestion(name, specs)}"
+        message = f"there is no hook {name!r}{hook_suggestion(name, specs)}"
         raise UsageError(message)
     if json_wanted:
         click.echo(as_json({**(_facts(spec) if spec else {}), "implementations": implementations}, indent=1))
@@ -79,6 +79,7 @@ def _implementations(
     What a run would refuse is left out and told of, so that one broken plugin does not hide the others.
     """
     from trainhooks.assembly import Assembly
+    from trainhooks.cli.script import has_hooks, script_of, without_hooks
     from trainhooks.config import COMMAND_LINE, Choice
     from trainhooks.manager import PluginManager, function_place
     from trainhooks.project import load_project
@@ -90,7 +91,9 @@ def _implementations(
     if file is not None:
         make_importable(file.absolute().parent)
         try:
-            project = load_project(file)
+            project = load_project(file) if (script := script_of(file)) is None else None
+            if project is None or not has_hooks(project):
+                failures.append(script or without_hooks(file))
         except PluginError as error:
             failures.append(str(error))
     config = read_config(directory, **chosen)

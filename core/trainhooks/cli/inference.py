@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from trainhooks.cli.output import as_json, pasted
+from trainhooks.cli.output import as_json, clean, pasted
 from trainhooks.cli.target import make_trainer, run_options
 from trainhooks.errors import UsageError
+from trainhooks.markers import hookimpl
 
 if TYPE_CHECKING:
     from trainhooks import Trainer
@@ -42,7 +43,9 @@ def evaluate(
 ) -> None:
     """Evaluate a checkpoint of what TARGET describes; writes nothing."""
     trainer, checkpoint = _prepared(target, checkpoint, best, best_by, chosen)
-    metrics = trainer.evaluate(split, checkpoint=checkpoint)
+    with trainer.using(_Counts()) as counts:
+        metrics = trainer.evaluate(split, checkpoint=checkpoint)
+    click.echo(f"trainhooks: evaluated {counts.text(split)}", err=True)
     if json_wanted:
         click.echo(as_json(metrics))
         return
@@ -73,15 +76,53 @@ def predict(
         message = f"--output {output}: there is no folder {output.absolute().parent}"
         raise UsageError(message)
     trainer, checkpoint = _prepared(target, checkpoint, best, best_by, chosen)
-    outputs = trainer.predict(split, checkpoint=checkpoint)
+    with trainer.using(_Counts()) as counts:
+        outputs = trainer.predict(split, checkpoint=checkpoint)
     if output is not None:
         import torch
 
         torch.save(outputs, output)
-        click.echo(f"{len(outputs)} batches of predictions: {output}")
+        click.echo(f"predicted {counts.text(split)}, saved to {pasted(output)}")
         return
+    click.echo(f"trainhooks: predicted {counts.text(split)}", err=True)
     for one in outputs:
         click.echo(as_json(one) if json_wanted else one)
+
+
+class _Counts:
+    """Counts what was evaluated or predicted."""
+
+    name = "counts_of_the_command"
+
+    def __init__(self) -> None:
+        self.step = self.batches = self.samples = 0
+
+    @hookimpl
+    def after_eval_step(self, trainer: Trainer, batch: Any) -> None:
+        """Count a batch."""
+        self._count(trainer, batch)
+
+    @hookimpl
+    def after_predict_step(self, trainer: Trainer, batch: Any) -> None:
+        """Count a batch."""
+        self._count(trainer, batch)
+
+    def _count(self, trainer: Trainer, batch: Any) -> None:
+        from trainhooks.data import batch_size
+
+        self.step = trainer.step  # that of the checkpoint
+        self.batches += 1
+        self.samples += batch_size(batch)
+
+    def text(self, split: str) -> str:
+        """Say of which split and with which weights it was, and how much."""
+        batches, samples = (_counted(count, one) for count, one in ((self.batches, "batch"), (self.samples, "sample")))
+        return f"{split!r} at step {self.step}: {batches}, {samples}"
+
+
+def _counted(count: int, word: str) -> str:
+    plural = f"{word}es" if word.endswith("h") else f"{word}s"
+    return f"{count} {word if count == 1 else plural}"
 
 
 def _prepared(target: str, checkpoint: Path, best: bool, best_by: str | None, chosen: dict[str, Any]) -> tuple[Trainer, Path]:
@@ -99,5 +140,5 @@ def _prepared(target: str, checkpoint: Path, best: bool, best_by: str | None, ch
         )
         raise UsageError(message)
     path, why = find_best(checkpoint, best_by)
-    click.echo(f"trainhooks: the best checkpoint is {pasted(path)}: {why}", err=True)
+    click.echo(f"trainhooks: the best checkpoint is {pasted(path)}: {clean(why)}", err=True)
     return trainer, path

@@ -6,22 +6,19 @@ import json
 import sys
 import time
 from importlib import import_module
-from inspect import formatannotation, getdoc, isfunction
+from inspect import isfunction
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from trainhooks.cli.output import table
+from trainhooks.cli.plugin_options import show_options
 from trainhooks.config import Config
 from trainhooks.discovery import PluginRecord, find_plugins, is_reference, select, unmatched_blocks
-from trainhooks.errors import OptionError, PluginError, PluginNotFoundError, PluginValidationError
+from trainhooks.errors import OptionError, PluginError, PluginValidationError
 from trainhooks.options import parameters, validated
 from trainhooks.project import PROJECT_FILE
-from trainhooks.suggest import suggestion
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 @click.command()
@@ -45,7 +42,7 @@ def plugins(names: tuple[str, ...], check: bool, options_of: str | None, json_wa
     records = select(found, config, frozenset(name for name in own if not is_reference(name)))
     records = sorted(records, key=lambda record: record.state == "available")  # what takes part first
     if options_of is not None:
-        _show_options(options_of, records, json_wanted=json_wanted)
+        show_options(options_of, records, directory, json_wanted=json_wanted)
         return
     for sentence in unmatched_blocks(found, config, ()):
         click.echo(f"trainhooks: {sentence}", err=True)
@@ -59,6 +56,8 @@ def plugins(names: tuple[str, ...], check: bool, options_of: str | None, json_wa
     else:
         columns = ("name", "state", "distribution", "version", *(("import_ms", "hooks") if check else ()), "reason")
         click.echo(table(columns, rows))
+        if sys.stdout.isatty():
+            click.echo("\n`trainhooks plugins --options NAME` says what one does and which options it has; -p NAME uses it.")
     if any(row["state"] in ("failed", "conflict") for row in rows):
         sys.exit(1 if check else 0)
 
@@ -114,31 +113,3 @@ def _hooks_of(thing: Any, record: PluginRecord) -> list[str]:
     if not hooks:
         raise PluginValidationError(str(plugin), [f"entry point {record.found.value!r} is {thing!r}, which implements no hook"])
     return hooks
-
-
-def _show_options(name: str, records: Sequence[PluginRecord], *, json_wanted: bool) -> None:
-    record = next((one for one in records if one.name == name and one.found is not None), None)
-    if record is None or record.found is None:
-        message = (
-            f"no plugin is named {name!r}{suggestion(name, [one.name for one in records])}; `trainhooks plugins` lists all"
-        )
-        raise PluginNotFoundError(message)
-    thing = record.found.load()
-    rows = [
-        {
-            "option": option,
-            "type": "any" if parameter.annotation is Any else formatannotation(parameter.annotation).replace("typing.", ""),
-            "default": "(required)" if parameter.default is parameter.empty else _default(parameter.default),
-        }
-        for option, parameter in (parameters(thing) if callable(thing) else {}).items()
-    ]
-    if json_wanted:
-        click.echo(json.dumps(rows, indent=1))
-        return
-    click.echo(table(("option", "type", "default"), rows) if rows else f"plugin {name!r} has no options")
-    if text := getdoc(thing):
-        click.echo(f"\n{text}")
-
-
-def _default(value: Any) -> str:
-    return value.__name__ if callable(value) and hasattr(value, "__name__") else repr(value)

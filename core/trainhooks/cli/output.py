@@ -32,10 +32,20 @@ def as_json(value: Any, indent: int | None = None) -> str:
 
 def table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
     """Return aligned columns, the last of them as long as it likes."""
-    cells = [[str(row.get(column, "")).replace("\n", " ") for column in columns] for row in rows]
-    widths = [max(len(column), *(len(line[i]) for line in cells)) if cells else len(column) for i, column in enumerate(columns)]
-    lines = [list(columns), *cells]
+    cells = [[clean(str(row.get(column, "")).replace("\n", " ")) for column in columns] for row in rows]
+    lines = [[clean(column) for column in columns], *cells]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+
+
+def clean(text: str) -> str:
+    """Return text that no file can move the cursor with."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
+def clean_lines(text: str) -> str:
+    """Return text of several lines that no file can move the cursor with."""
+    return "\n".join("\t".join(map(clean, line.split("\t"))) for line in text.split("\n"))
 
 
 def pasted(path: Path | str) -> str:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from trainhooks.run_record import RECORD, is_run
 
@@ -15,6 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from trainhooks.config import Config
+
+
+_RUNS: Final = Path("runs")
 
 
 def run_folder(config: Config, directory: Path, resume: str | None) -> Path | None:
@@ -27,19 +31,27 @@ def run_folder(config: Config, directory: Path, resume: str | None) -> Path | No
         recorded = (folder for folder in above if (folder / RECORD).is_file())
         if (found := next(recorded, None) or next((folder for folder in above[:3] if is_run(folder)), None)) is not None:
             return found
-    given = config.settings.get("name")
-    name = _file_name(str(given.value) if given is not None else directory.absolute().name)
-    runs = Path("runs")
-    if resume == "auto" and runs.is_dir():
-        former = [path for path in runs.iterdir() if _stamp(path.name, name) and is_run(path)]
+    name = _name(config, directory)
+    if resume == "auto" and _RUNS.is_dir():
+        former = [path for path in _RUNS.iterdir() if _stamp(path.name, name) and is_run(path)]
         if former:
             return max(former, key=lambda path: _stamp(path.name, name))
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    number, path = 1, runs / f"{stamp}-{name}"
+    number, path = 1, _RUNS / f"{stamp}-{name}"
     while path.exists():
         number += 1
-        path = runs / f"{stamp}.{number}-{name}"
+        path = _RUNS / f"{stamp}.{number}-{name}"
     return path
+
+
+def sought(config: Config, directory: Path) -> str:
+    """Say where ``--resume auto`` looks for a run for which no folder was set."""
+    return f"of {_name(config, directory)!r} below {_RUNS.absolute()}"
+
+
+def _name(config: Config, directory: Path) -> str:
+    given = config.settings.get("name")
+    return _file_name(str(given.value) if given is not None else directory.absolute().name)
 
 
 @contextmanager
@@ -60,7 +72,7 @@ def removed_if_unused(folder: Path | None) -> Iterator[None]:
 def _file_name(name: str) -> str:
     """Return ``name`` as one part of a path that no file system finds too long."""
     flat = re.sub(r"[/\\\x00-\x1f]", "_", name)
-    return os.fsencode(flat)[:200].decode(errors="ignore") or "run"
+    return os.fsencode(flat)[:200].decode(sys.getfilesystemencoding(), errors="ignore") or "run"
 
 
 def _stamp(folder: str, name: str) -> tuple[str, int] | tuple[()]:

@@ -9,6 +9,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from trainhooks.run_history import METRICS
 from trainhooks.run_lock import holder
 from trainhooks.run_record import RECORD, checkpoints_of, is_run, outcome_of, read_record
 
@@ -20,6 +21,11 @@ DEPTH: Final = 4
 CRASH: Final = "crash.json"
 _LONGEST: Final = 24
 _LARGEST: Final = 4 * 2**20
+#: Outcomes of runs whose record is as old as the last checkpoint; what has been logged since may be newer.
+UNFINISHED: Final = ("running", "killed")
+#: A line of metrics is looked for in so much of the end of their file.
+_TAIL: Final = 2**20
+_COUNTERS: Final = ("step", "update", "epoch")
 #: Settings that differ in every run, or say nothing of how it trains.
 _NOT_COMPARED: Final = ("work_dir", "name")
 
@@ -58,11 +64,19 @@ def row_of(folder: Path, name: str) -> dict[str, Any]:
     seconds = _number(record.get("seconds"))
     if running and seconds is not None and (seen := time_of(record.get("updated"))) is not None:
         seconds += max((datetime.now(timezone.utc) - seen).total_seconds(), 0.0)
+    last = folder / str(record.get("checkpoint"))  # not the one with the most steps, if the run went back to an older one
+    if last in saved:
+        row["checkpoint"] = str(last.absolute())
+    outcome = outcome_of(record, running=running)
+    counters = {name: _number(record.get(name)) for name in ("step", "update", "epoch")}
+    if outcome in UNFINISHED and (logged := _last_logged(folder)) is not None and logged["step"] > (counters["step"] or 0):
+        counters = {**logged}
     return {
         **row,
-        "outcome": outcome_of(record, running=running),
+        "outcome": outcome,
         "reason": record.get("reason") if isinstance(record.get("reason"), str) else "",
-        **{name: _number(record.get(name)) for name in ("step", "update", "epoch")},
+        **counters,
+        "dropped": _number(record.get("dropped")),
         "best": _best(record),
         "started": record.get("started") if time_of(record.get("started")) else None,
         "seconds": seconds,
@@ -123,13 +137,32 @@ def _number(value: Any) -> float | int | None:
     return value if isinstance(value, float) or abs(value) < 2**63 else None  # what is larger, nobody counted
 
 
+def _last_logged(folder: Path) -> dict[str, Any] | None:
+    """Return the counters of the last record of metrics, or ``None`` where there is none that can be read."""
+    path = next((folder / name for name in METRICS if (folder / name).is_file()), None)
+    if path is None:
+        return None
+    try:
+        with path.open("rb") as file:
+            file.seek(max(path.stat().st_size - _TAIL, 0))
+            lines = file.read().split(b"\n")[:-1]  # a kill may have cut what comes after the last
+        line = lines[-1].decode("utf-8", "replace") if lines else ""
+        found = (
+            json.loads(line) if path.suffix == ".jsonl" else dict(zip(_COUNTERS, map(int, line.split(",")[:3]), strict=True))
+        )
+        counters = {name: found[name] for name in _COUNTERS}
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return counters if all(type(one) is int and 0 <= one < 2**63 for one in counters.values()) else None
+
+
 def _best(record: dict[str, Any]) -> dict[str, Any] | None:
     """Return the best value of the metric that checkpoints are kept by, else of the first that is watched."""
     found = record.get("best")
     if not isinstance(found, dict):
         return None
-    wanted = [str(options.get("best")) for name, options in _plugins(record).items() if name.startswith("checkpoint")]
-    for metric in [*wanted, *found]:
+    options = [one.get("best") for name, one in _plugins(record).items() if name.startswith("checkpoint")]
+    for metric in [str(record.get("checkpoint_best")), *map(str, options), *found]:
         entry = found.get(metric)
         if isinstance(entry, dict) and _number(entry.get("value")) is not None:
             mode = "max" if entry.get("mode") == "max" else "min"

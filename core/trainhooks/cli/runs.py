@@ -12,12 +12,12 @@ from typing import Any, Final
 
 import click
 
-from trainhooks.cli.output import as_json, pasted, table
+from trainhooks.cli.output import as_json, clean, pasted, table
 from trainhooks.cli.run_table import add_differences, crash_of, find_runs, row_of, time_of
 from trainhooks.errors import UsageError
 from trainhooks.run_record import is_run, read_record
 
-_RUNS: Final = "runs"
+_RUNS: Final = Path("runs")
 _COLUMNS: Final = ("run", "outcome", "step", "epoch", "best", "started", "took", "saved", "differs")
 #: What a narrow terminal does without, in this order.
 _FIRST_TO_GO: Final = ("took", "epoch", "saved", "started", "best", "differs")
@@ -25,13 +25,13 @@ _SHORTEST_LAST: Final = 12
 
 
 @click.command()
-@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path, file_okay=False), default=_RUNS)
+@click.argument("folder", metavar="[DIR]", type=click.Path(path_type=Path, file_okay=False), default=str(_RUNS))
 @click.option("--sort", type=click.Choice(["started", "name", "step", "best", "took"]), default="started", help="Newest first.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON.")
 def runs(folder: Path, sort: str, json_wanted: bool) -> None:
     """List every run below DIR (default: runs): outcome, best metric, when, and what sets it apart; a run folder: all of it."""
     if not folder.is_dir():
-        hint = ", and no other folder is named: `trainhooks runs DIR`" if folder == Path(_RUNS) else ""
+        hint = ", and no other folder is named: `trainhooks runs DIR`" if folder == _RUNS else _below_runs(folder)
         message = f"there is no folder {pasted(folder)} in {Path.cwd()}{hint}"
         raise UsageError(message)
     if is_run(folder):
@@ -49,6 +49,12 @@ def runs(folder: Path, sort: str, json_wanted: bool) -> None:
         click.echo(fitted([_as_text(row) for row in rows], width))
     else:
         click.echo(f"trainhooks: no runs below {pasted(folder)}", err=True)
+
+
+def _below_runs(folder: Path) -> str:
+    """Return a hint where a name of the list was given, which stands below ``runs``."""
+    path = _RUNS / folder
+    return f"; did you mean {pasted(path)}?" if path.is_dir() else ""
 
 
 def _rank(row: dict[str, Any], sort: str) -> tuple[Any, ...]:
@@ -73,15 +79,21 @@ def _as_text(row: dict[str, Any]) -> dict[str, str]:
     outcome = row["outcome"]
     return {
         "run": pasted(row["run"]),
-        "outcome": _clean(f"{outcome}: {row['reason']}" if outcome == "damaged" else outcome),
+        "outcome": clean(f"{outcome}: {row['reason']}" if outcome == "damaged" else f"{outcome}{_nothing(row)}"),
         "step": _number(row.get("step")),
         "epoch": _number(row.get("epoch")),
-        "best": _clean(f"{best['metric']} {best['value']:.4g}") if best else "",
+        "best": clean(f"{best['metric']} {best['value']:.4g}") if best else "",
         "started": _local(row.get("started")),
         "took": _duration(seconds),
         "saved": str(row["checkpoints"]),
-        "differs": _clean(" ".join(row["differs"])),
+        "differs": clean(" ".join(row["differs"])),
     }
+
+
+def _nothing(row: dict[str, Any]) -> str:
+    """Say so where every batch was dropped."""
+    dropped = row.get("dropped")
+    return f", 0 of {_number(dropped)} batches trained" if dropped and row.get("step") == 0 else ""
 
 
 def fitted(rows: list[dict[str, str]], width: int | None) -> str:
@@ -109,7 +121,7 @@ def _show_one(folder: Path, *, json_wanted: bool) -> None:
     reason = f" ({row['reason']})" if row["reason"] else ""
     lines = [("run", pasted(folder)), ("outcome", f"{row['outcome']}{reason}")]
     if record:
-        lines.append(("done", ", ".join(f"{name} {_number(row[name])}" for name in ("step", "update", "epoch"))))
+        lines.append(("done", _done(row)))
     if best := row.get("best"):
         lines.append(("best", f"{best['metric']} {best['value']:.6g} ({best['mode']}) at step {_number(best['step'])}"))
     if row.get("started"):
@@ -127,7 +139,16 @@ def _show_one(folder: Path, *, json_wanted: bool) -> None:
     width = max(len(name) for name, _ in lines) + 2
     for name, text in lines:
         if text:
-            click.echo(f"{name:{width}}{_clean(text)}")
+            click.echo(f"{name:{width}}{clean(text)}")
+
+
+def _done(row: dict[str, Any]) -> str:
+    """Return what has been trained: ``64 steps, 64 updates, 2 epochs``, and what was dropped."""
+    counts = [(row[name], name if row[name] == 1 else f"{name}s") for name in ("step", "update", "epoch")]
+    words = [f"{_number(count)} {word}" for count, word in counts if count is not None]
+    if dropped := row["dropped"]:
+        words.append(f"{_number(dropped)} {'batch' if dropped == 1 else 'batches'} dropped")
+    return ", ".join(words)
 
 
 def _crash(crash: dict[str, Any] | None) -> str:
@@ -154,11 +175,6 @@ def _pairs(values: Any, between: str = " ") -> str:
 
 def _value(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else shlex.quote(value) if isinstance(value, str) else str(value)
-
-
-def _clean(text: str) -> str:
-    """Return text that no file can move the cursor with."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 def _number(value: Any) -> str:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import click
 
+from trainhooks.cli.output import clean_lines
 from trainhooks.config import Config
 from trainhooks.errors import PluginImportError, UsageError
 from trainhooks.options import parameters
@@ -81,7 +82,7 @@ def make_trainer(
     """Return the trainer that TARGET means: a directory with a ``trainconf.py``, or ``module:attribute``.
 
     Raises:
-        UsageError: TARGET is neither.
+        UsageError: TARGET is neither, or a script and no project file.
     """
     show_log()
     if is_reference(target):
@@ -101,12 +102,18 @@ def make_trainer(
         )
         raise UsageError(message)
     config = read_config(directory, plugins, options, settings)
+    from trainhooks.cli.script import refuse_without_hooks, script_of
+
+    if (script := script_of(file)) is not None:
+        raise UsageError(script)
     make_importable(file.absolute().parent)
 
     import_torch()
     from trainhooks import Trainer
 
-    return Trainer(conf=file, config=config, skip_failed=skip_failed, **arguments)
+    trainer = Trainer(conf=file, config=config, skip_failed=skip_failed, **arguments)
+    refuse_without_hooks(file, trainer)
+    return trainer
 
 
 def is_reference(target: str) -> bool:
@@ -189,12 +196,20 @@ def _no_such_target(target: str, cause: BaseException | None) -> str | None:
     return None
 
 
+class _Lines(logging.Formatter):
+    """Shows what a checkpoint of somebody else says in a way that steers no terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the lines of a record."""
+        return clean_lines(super().format(record))
+
+
 def show_log() -> None:
     """Print what trainhooks has to say on stderr, one line each."""
     logger = logging.getLogger("trainhooks")
     if not logger.handlers:
         handler = logging.StreamHandler()
-        handler.setFormatter(logging.Formatter("trainhooks: %(message)s"))
+        handler.setFormatter(_Lines("trainhooks: %(message)s"))
         logger.addHandler(handler)
         logger.setLevel(logging.INFO)
         logger.propagate = False

@@ -2,111 +2,23 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-import time
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+import logging
+import os
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from trainhooks.cli.output import as_json
-from trainhooks.cli.target import make_trainer, run_options
+from trainhooks.cli.target import is_reference, make_trainer, run_options
+from trainhooks.cli.tracer import Node, Tracer
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator
+    from collections.abc import Iterator
 
-    from trainhooks.manager import Implementation
-
-
-@dataclass
-class Node:
-    """One hook call, or one plugin's part in it."""
-
-    hook: str
-    plugin: str | None = None
-    wraps: bool = False
-    seconds: float = 0.0
-    children: list[Node] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        """Return the tree as plain values."""
-        own = {"hook": self.hook, "plugin": self.plugin, "wraps": self.wraps, "ms": self.seconds * 1000}
-        return {**own, "children": [child.as_dict() for child in self.children]}
-
-
-class Tracer:
-    """Records every hook call of a trainer as a tree."""
-
-    def __init__(self) -> None:
-        self.root = Node("run")
-        self._threads = threading.local()
-
-    @property
-    def _open(self) -> list[Node]:
-        """The calls that are running on this thread; what another one than the trainer's does stands beside the rest."""
-        stack: list[Node] | None = getattr(self._threads, "stack", None)
-        if stack is None:
-            stack = self._threads.stack = [self.root]
-        return stack
-
-    def call(self, hook: str, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``call``, recorded."""
-
-        def traced(**kwargs: Any) -> Any:
-            return self._record(Node(hook), lambda: call(**kwargs))
-
-        return traced
-
-    def implementation(self, implementation: Implementation) -> Callable[..., Any]:
-        """Return a plugin's function, recorded; of a wrapper its own time, before and after its yield."""
-        function, hook, name = implementation.function, implementation.hook, implementation.plugin.name
-        if not implementation.wrapper:
-
-            @functools.wraps(function)
-            def plain(*args: Any, **kwargs: Any) -> Any:
-                return self._record(Node(hook, name), lambda: function(*args, **kwargs))
-
-            return plain
-
-        @functools.wraps(function)
-        def wrapper(*args: Any) -> Generator[None, Any, Any]:
-            node = Node(hook, name, wraps=True)
-            self._open[-1].children.append(node)
-            generator = function(*args)
-            self._timed(node, lambda: next(generator))
-            try:
-                result = yield
-            except BaseException as error:  # handed to the wrapper, as pluggy does
-                failure = error
-                try:
-                    self._timed(node, lambda: generator.throw(failure))
-                except StopIteration as stop:
-                    return stop.value
-            else:
-                try:
-                    self._timed(node, lambda: generator.send(result))
-                except StopIteration as stop:
-                    return stop.value
-            return (yield)  # a second yield, which pluggy reports
-
-        return wrapper
-
-    def _record(self, node: Node, work: Callable[[], Any]) -> Any:
-        self._open[-1].children.append(node)
-        self._open.append(node)
-        try:
-            return self._timed(node, work)
-        finally:
-            self._open.pop()
-
-    @staticmethod
-    def _timed(node: Node, work: Callable[[], Any]) -> Any:
-        began = time.perf_counter()
-        try:
-            return work()
-        finally:
-            node.seconds += time.perf_counter() - began
+#: Where the modules of the engine lie; those of its built-in plugins lie elsewhere.
+_ENGINE: Final = str(Path(__file__).parents[1]) + os.sep
 
 
 @click.command()
@@ -114,14 +26,19 @@ class Tracer:
 @click.option("--steps", default=2, show_default=True, type=click.IntRange(min=1), help="How many steps.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print the tree as JSON.")
 def trace(target: str, steps: int, json_wanted: bool, **chosen: Any) -> None:
-    """Run a few real steps of TARGET and show every hook call with its time; writes nothing."""
+    """Run a few real steps of TARGET and show every hook call with its time; writes nothing.
+
+    Neither the plugin progress takes part, unless -p names it, nor is shown what plugins log: that the run is short is known.
+    """
     trainer = make_trainer(target, **chosen)
     trainer.run_folder = None
-    if "progress" in trainer.plugins and "progress" not in chosen["plugins"]:
+    without_progress = "progress" in trainer.plugins and "progress" not in chosen["plugins"]
+    if without_progress:
         trainer.unregister("progress")
     tracer = Tracer()
     trainer.manager.trace(tracer.implementation, tracer.call)
-    trainer.train(max_steps=trainer.step + steps)
+    with _quiet_plugins():
+        trainer.train(max_steps=trainer.step + steps)
     if json_wanted:
         click.echo(as_json(tracer.root.as_dict()))
         return
@@ -132,6 +49,25 @@ def trace(target: str, steps: int, json_wanted: bool, **chosen: Any) -> None:
     _add_up(tracer.root, totals)
     for plugin, (calls, seconds) in sorted(totals.items(), key=lambda item: -item[1][1]):
         click.echo(f"  {plugin:<20} {seconds * 1000:9.3f} ms  {int(calls)} calls")
+    if without_progress:
+        click.echo("\nleft out: progress" + ("" if is_reference(target) else "; -p progress shows it, too"))
+
+
+@contextmanager
+def _quiet_plugins() -> Iterator[None]:
+    """Keep plugins from warning of what tracing does: that the run is short and has no folder. Errors are shown."""
+    handlers = list(logging.getLogger("trainhooks").handlers)
+    for handler in handlers:
+        handler.addFilter(_is_shown)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(_is_shown)
+
+
+def _is_shown(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR or record.pathname.startswith(_ENGINE)
 
 
 def _print(node: Node, depth: int, steps: int, caller: str) -> None:

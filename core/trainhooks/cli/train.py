@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainhooks.cli.output import as_json
-from trainhooks.cli.run_folder import removed_if_unused, run_folder
+from trainhooks.cli.run_folder import removed_if_unused, run_folder, sought
 from trainhooks.cli.target import directory_of, is_reference, make_trainer, read_config, run_options
 from trainhooks.errors import UsageError, add_note
 
@@ -24,12 +24,17 @@ if TYPE_CHECKING:
 @click.option("--resume", metavar="auto|PATH", help="Go on from a checkpoint, or from the newest of the run folder.")
 @click.option("--overwrite", is_flag=True, help="Replace a former run in work_dir; removes only what trainhooks made.")
 @click.option("--strict-plugins", is_flag=True, help="Refuse to resume with other plugins than the checkpoint was made with.")
+@click.option("--watch", is_flag=True, help="Show the run live on the terminal; short for -o progress.style=live.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print the outcome as JSON on the last line.")
-def train(target: str, resume: str | None, overwrite: bool, strict_plugins: bool, json_wanted: bool, **chosen: Any) -> None:
+def train(
+    target: str, resume: str | None, overwrite: bool, strict_plugins: bool, watch: bool, json_wanted: bool, **chosen: Any
+) -> None:
     """Train what TARGET describes.
 
     TARGET is a directory with a trainconf.py (default: this one), or module:attribute giving a Trainer.
     """
+    if watch:
+        _add_watch(target, chosen)
     trainer = _trainer(target, resume, overwrite, strict_plugins, chosen)
     with removed_if_unused(trainer.work_dir), _way_back(trainer):
         outcome = trainer.train(resume=resume)
@@ -41,6 +46,18 @@ def train(target: str, resume: str | None, overwrite: bool, strict_plugins: bool
         click.echo(f"run folder: {trainer.work_dir}")
         if (path := _checkpoint(trainer)) is not None:
             click.echo(f"checkpoint: {path}")
+
+
+def _add_watch(target: str, chosen: dict[str, Any]) -> None:
+    """Ask the plugin ``progress`` for its live view.
+
+    Raises:
+        UsageError: TARGET is a Trainer, whose plugins are made.
+    """
+    if is_reference(target):
+        message = f"TARGET {target!r} is a Trainer, so --watch has no effect on it; give it Progress(style='live')"
+        raise UsageError(message)
+    chosen["options"] = (*chosen["options"], "progress.style=live")
 
 
 @contextmanager
@@ -62,8 +79,9 @@ def _trainer(target: str, resume: str | None, overwrite: bool, strict_plugins: b
     if resume is not None and overwrite:
         message = f"--resume {resume} goes on with a run and --overwrite replaces it; drop one"
         raise UsageError(message)
-    if resume is not None and resume != "auto" and not Path(resume).exists():
-        message = f"--resume {resume}: there is no checkpoint at {Path(resume).absolute()}; write auto for the newest one"
+    if resume is not None and resume != "auto" and not (resume and Path(resume).exists()):  # an unset variable of a shell
+        place = Path(resume).absolute() if resume else "''"
+        message = f"--resume {resume or place}: there is no checkpoint at {place}; write auto for the newest one"
         raise UsageError(message)
     if is_reference(target):
         trainer = make_trainer(target, **chosen)
@@ -73,4 +91,7 @@ def _trainer(target: str, resume: str | None, overwrite: bool, strict_plugins: b
     directory = directory_of(target)
     config = read_config(directory, chosen["plugins"], chosen["options"], chosen["settings"])
     work_dir = run_folder(config, directory, resume)
-    return make_trainer(target, **chosen, work_dir=work_dir, overwrite=overwrite, strict_plugins=strict_plugins)
+    trainer = make_trainer(target, **chosen, work_dir=work_dir, overwrite=overwrite, strict_plugins=strict_plugins)
+    if resume == "auto" and work_dir is not None and not work_dir.exists() and trainer.run_folder is not None:
+        trainer.run_folder.sought = sought(config, directory)
+    return trainer

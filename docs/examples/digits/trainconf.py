@@ -42,3 +42,15 @@ def compute_loss(trainer, batch):
 def predict_step(trainer, batch):
     pixels, _ = batch
     return trainer.model(pixels).argmax(1)
+
+
+@hookimpl
+def after_train(trainer):
+    if trainer.outcome.status == "completed":
+        pixels, digits = scans[held_out]
+        read = torch.cat(trainer.predict("val"))
+        wrong = [(n, int(digits[n]), int(read[n])) for n in range(len(digits)) if digits[n] != read[n]]
+        trainer.log_table("val/misread", ["scan", "written", "read"], wrong)
+        if wrong:
+            trainer.log_image("val/misread scans", pixels[[n for n, _, _ in wrong]])
+        trainer.log_artifact(__file__, kind="code")

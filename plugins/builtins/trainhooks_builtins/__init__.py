@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from .clip import Clip as Clip
     from .closure import Closure as Closure
     from .compile import Compile as Compile
+    from .console import Console as Console
     from .crash_report import CrashReport as CrashReport
     from .cutmix import Cutmix as Cutmix
     from .early_stopping import EarlyStopping as EarlyStopping
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from .profiler import Profiler as Profiler
     from .progress import Progress as Progress
     from .remote_monitor import RemoteMonitor as RemoteMonitor
+    from .run_store import RunStore as RunStore
     from .sampler import Sampler as Sampler
     from .seed import Seed as Seed
     from .signals import Signals as Signals
@@ -59,6 +61,7 @@ __all__ = [
     "Clip",
     "Closure",
     "Compile",
+    "Console",
     "CrashReport",
     "Cutmix",
     "EarlyStopping",
@@ -81,6 +84,7 @@ __all__ = [
     "Profiler",
     "Progress",
     "RemoteMonitor",
+    "RunStore",
     "Sampler",
     "Seed",
     "Signals",
@@ -102,6 +106,7 @@ _MODULES = {
     "Clip": "clip",
     "Closure": "closure",
     "Compile": "compile",
+    "Console": "console",
     "CrashReport": "crash_report",
     "Cutmix": "cutmix",
     "EMA": "ema",
@@ -126,6 +131,7 @@ _MODULES = {
     "Profiler": "profiler",
     "Progress": "progress",
     "RemoteMonitor": "remote_monitor",
+    "RunStore": "run_store",
     "SWA": "swa",
     "Sampler": "sampler",
     "Seed": "seed",

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from trainhooks import CheckpointError, UsageError
+from trainhooks.compiled import named_parameters, plain_name
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -33,8 +34,14 @@ class Average:
         self._parameters: dict[str, Tensor] = {}
         self._slots: dict[str, tuple[nn.Module, str]] = {}
         self._buffer_names: set[str] = set()
+        self._own_names: dict[str, str] = {}
         self._same: list[tuple[list[Tensor], list[Tensor]]] = []
         self._wider: list[tuple[Tensor, Tensor]] = []
+
+    @property
+    def by_own_names(self) -> dict[str, Tensor]:
+        """The tensors by the names that the model has for them, which ``torch.compile`` may have changed."""
+        return {self._own_names.get(name, name): one for name, one in self.tensors.items()}
 
     @property
     def bound(self) -> bool:
@@ -47,9 +54,10 @@ class Average:
         Raises:
             CheckpointError: The tensors that were loaded are not those of this model.
         """
-        self._parameters = {name: one for name, one in model.named_parameters() if _fractional(one)}
+        self._parameters = {name: one for name, one in named_parameters(model) if _fractional(one)}
         self._slots = _buffer_slots(model) if self.buffers else {}
-        self._buffer_names = {name for name, _ in model.named_buffers()}
+        self._buffer_names = {plain_name(name) for name, _ in model.named_buffers()}
+        self._own_names = {plain_name(name): name for name in [*dict(model.named_parameters()), *dict(model.named_buffers())]}
         if self.tensors:
             self._fit()
         self._pair()
@@ -60,7 +68,7 @@ class Average:
         Raises:
             UsageError: With the names.
         """
-        now = {name: one for name, one in model.named_parameters() if _fractional(one)}
+        now = {name: one for name, one in named_parameters(model) if _fractional(one)}
         known = self._parameters
         changed = [name for name in {**known, **now} if now.get(name) is not known.get(name)]
         if changed:
@@ -158,7 +166,7 @@ def _buffer_slots(model: nn.Module) -> dict[str, tuple[nn.Module, str]]:
     for name, buffer in model.named_buffers():
         if _fractional(buffer):
             path, _, key = name.rpartition(".")
-            slots[name] = (model.get_submodule(path), key)
+            slots[plain_name(name)] = (model.get_submodule(path), key)
     return slots
 
 

@@ -32,6 +32,8 @@ class EvaluatesWithAverage:
         apply_at_end: Whether it becomes the model's weights when the training ends.
     """
 
+    holds_weights = True  # what an evaluation of a checkpoint has restored stays, as the model's weights do
+
     def __init__(self, average: Average, *, evaluate: bool, apply_at_end: bool) -> None:
         self._average, self._apply_at_end, self._evaluates = average, apply_at_end, evaluate
         if not evaluate:
@@ -42,7 +44,7 @@ class EvaluatesWithAverage:
     @property
     def average(self) -> dict[str, Tensor]:
         """The average by parameter name, empty while there is none: ``model.load_state_dict(average, strict=False)`` takes it."""
-        return dict(self._average.tensors)
+        return self._average.by_own_names
 
     @contextmanager
     def averaged(self, trainer: Trainer) -> Iterator[None]:
@@ -99,7 +101,7 @@ class EvaluatesWithAverage:
         """Give the model's own weights to whoever asks for the state in the middle of an evaluation."""
         if "model" in state and stands_in(trainer.model):
             with own_weights(trainer.model):
-                state["model"] = StatefulRegistry(model=trainer.model).state_dict()["model"]
+                state["model"] = StatefulRegistry(model=trainer.stateful["model"]).state_dict()["model"]
 
     @hookimpl
     def on_load(self, trainer: Trainer) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Final
 
 from trainhooks import CheckpointError, UsageError
 from trainhooks.best import direction
@@ -28,18 +28,28 @@ class BestSaved:
     Args:
         plugin: Name of the instance of ``checkpoint``.
         metric: What it watches.
-        value: The best value.
+        value: The value.
         step: Steps done when it was measured.
+        place: 1 for the best, 2 for the next, as many as ``checkpoint.keep_best`` says.
     """
 
     plugin: str
     metric: str
     value: float
     step: int
+    place: int = 1
+
+    @property
+    def reason(self) -> str:
+        """Why the checkpoint is kept."""
+        if self.place == 1:
+            return f"best {self.metric}"
+        ending = "th" if self.place % 100 in (11, 12, 13) else {1: "st", 2: "nd", 3: "rd"}.get(self.place % 10, "th")
+        return f"{self.place}{ending} best {self.metric}"
 
 
 def recorded_best(entries: Sequence[Entry]) -> list[BestSaved]:
-    """Return what the run recorded as the best by ``checkpoint.best``, as of its newest whole checkpoint."""
+    """Return what the run recorded as the best by ``checkpoint.best``, all of ``keep_best``, as of its newest whole checkpoint."""
     newest = newest_whole(entries)
     if newest is None:
         return []
@@ -52,10 +62,19 @@ def recorded_best(entries: Sequence[Entry]) -> list[BestSaved]:
     for key, part in parts:
         name = key.removeprefix("plugins/")
         best = part.get("best") if isinstance(part, dict) and name.partition("@")[0] == "checkpoint" else None
-        if name != key and isinstance(best, dict):
-            metric, value, step = best.get("metric"), best.get("value"), best.get("step")
-            if isinstance(metric, str) and isinstance(value, float | int) and isinstance(step, int):
-                found.append(BestSaved(name, metric, float(value), step))
+        if name != key and isinstance(best, dict) and isinstance(metric := best.get("metric"), str):
+            found += [BestSaved(name, metric, value, step, place) for place, (step, value) in enumerate(_ranked(best), 1)]
+    return found
+
+
+def _ranked(best: dict[str, Any]) -> list[tuple[int, float]]:
+    """Return steps and values, the best first, of what may be anything."""
+    ranked = best.get("ranked", [[best.get("step"), best.get("value")]])  # those before version 0.2 have the first one only
+    found = []
+    for pair in ranked if isinstance(ranked, list) else ():
+        match pair:
+            case [int(step), float(value)]:
+                found.append((step, value))
     return found
 
 
@@ -65,7 +84,7 @@ def reasons(entries: Sequence[Entry]) -> dict[Path, list[str]]:
     return {
         entry.path: [
             *(["last"] if entry is newest else []),
-            *(f"best {one.metric}" for one in best if one.step == entry.step and entry.fault is None),
+            *(one.reason for one in best if one.step == entry.step and entry.fault is None),
             *(["pinned"] if entry.pinned else []),
         ]
         for entry in entries
@@ -91,7 +110,7 @@ def best_of(found: Found, entries: Sequence[Entry], metric: str | None) -> tuple
     if metric is not None:
         entry, name, mode, number = best_by(found, entries, metric)
         return entry, f"{name} {entry.value(name):.6g}, the {_WORDS[mode]} of {number} checkpoints"
-    recorded = recorded_best(entries)
+    recorded = [one for one in recorded_best(entries) if one.place == 1]
     first = [one for one in recorded if one.plugin == "checkpoint"] or recorded
     if not first:
         message = (
@@ -124,7 +143,7 @@ def best_by(found: Found, entries: Sequence[Entry], metric: str) -> tuple[Entry,
     """
     prefix, _, rest = metric.partition(":")
     name, mode = (rest, direction(rest, prefix)) if prefix in _WORDS and rest else (metric, direction(metric))  # type: ignore[arg-type]
-    values = [(value, entry) for entry in entries if (value := entry.value(name)) is not None]
+    values = [(value, entry) for entry in entries if not entry.foreign and (value := entry.value(name)) is not None]
     if not values:
         known = measured_names(entries)
         there = f"they have {', '.join(known)}" if known else "nothing was measured"
@@ -142,32 +161,36 @@ def measured_names(entries: Sequence[Entry]) -> list[str]:
     return [name for name in names if not name.startswith(("train/", "time/", "best/", "lr"))] or names
 
 
-def kept_by_prune(found: Found, keep: int, keep_best: str | None) -> tuple[list[Entry], dict[Path, list[str]]]:
+def kept_by_prune(found: Found, keep: int, keep_best: Sequence[str]) -> tuple[list[Entry], dict[Path, list[str]]]:
     """Return the checkpoints of a run, and those that pruning leaves there with the reason.
 
-    The newest ``keep`` that are whole, the best, and pinned ones. What is to be kept is read and compared with its
+    The newest ``keep`` that are whole, the best, pinned ones, and those of another run. What is to be kept is read and compared with its
     digests first, so that nothing is removed in favour of a broken one.
 
     Args:
         found: The run.
         keep: How many of the newest.
-        keep_best: Also the best by this metric; what the run recorded as the best is kept anyway.
+        keep_best: Also the best by each of these metrics; what the run recorded as the best is kept anyway.
     """
     entries = found.entries()
     whole = 0
     kept: dict[Path, list[str]] = {}
-    for index in range(len(entries) - 1, -1, -1):
-        if entries[index].fault is None and whole < keep:
-            entries[index] = entry = examined(entries[index].path, verify=True)
+    for index in sorted(range(len(entries)), key=lambda index: entries[index].age):
+        entry = entries[index]
+        if entry.foreign:
+            kept[entry.path] = ["of another run"]
+        elif entry.fault is None and whole < keep:
+            checked = examined(entry.path, verify=True)
+            entries[index] = entry = replace(checked, age=entry.age)
             if entry.fault is None:
                 kept[entry.path] = ["last" if whole == 0 else f"of the newest {keep}"]
                 whole += 1
-    best = [(one.metric, entry.path) for one in recorded_best(entries) for entry in entries if entry.step == one.step]
-    if keep_best is not None:
-        entry, name, _, _ = best_by(found, entries, keep_best)
-        best.append((name, entry.path))
-    for name, path in dict.fromkeys(best):
-        kept.setdefault(path, []).append(f"best {name}")
+    best = [(one.reason, entry.path) for one in recorded_best(entries) for entry in entries if entry.step == one.step]
+    for metric in keep_best:
+        entry, name, _, _ = best_by(found, entries, metric)
+        best.append((f"best {name}", entry.path))
+    for reason, path in dict.fromkeys(best):
+        kept.setdefault(path, []).append(reason)
     for entry in entries:
         if entry.pinned:
             kept.setdefault(entry.path, []).append("pinned")

@@ -18,7 +18,7 @@ from trainhooks.durable import sync_folder
 from ._checkpoint_manifest import FILES, NAME, Manifest, damaged, open_file, read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
     from pathlib import Path
 
 log = logging.getLogger("trainhooks")
@@ -58,6 +58,47 @@ def candidates(folder: Path) -> list[Path]:
     aside = {final_name(one) for one in entries if one.name.endswith(".old") and _HIDDEN.fullmatch(one.name)}
     named = {one for one in entries if _STEP.fullmatch(one.name)}
     return sorted(named | aside, key=step_of, reverse=True)
+
+
+def read_manifests(paths: Iterable[Path]) -> tuple[dict[Path, Manifest], dict[Path, CheckpointError]]:
+    """Return the manifests of checkpoints, and why others cannot be read."""
+    found: dict[Path, Manifest] = {}
+    errors: dict[Path, CheckpointError] = {}
+    for path in paths:
+        try:
+            found[path] = read_manifest(place_of(path))
+        except CheckpointError as error:
+            errors[path] = _without_frames(error)
+    return found, errors
+
+
+def _without_frames(error: CheckpointError) -> CheckpointError:
+    """Return an error that may be kept: the frames that it came through would keep it, and all that they hold."""
+    one: BaseException | None = error
+    while one is not None:
+        one.__traceback__ = one.__context__ = None  # what is being handled now may be a context: it is let go of, not changed
+        one = one.__cause__
+    return error
+
+
+def newest_first(found: Mapping[Path, Manifest], run: str = "") -> list[Path]:
+    """Return checkpoints in the order in which a run goes back to them.
+
+    That is the one that was saved last, then those that it went on from, which have fewer steps. Later steps that were left, when
+    the run was resumed at an older one, follow, and those of other runs.
+
+    Args:
+        found: Their manifests.
+        run: The ``id`` of the run.
+    """
+    ages = {path: (manifest.run == run, manifest.serial, manifest.step) for path, manifest in found.items()}
+    line: list[Path] = []
+    left: list[Path] = []
+    for path in sorted(ages, key=ages.__getitem__, reverse=True):
+        own, _, step = ages[path]
+        leads_there = not line or (own == ages[line[0]][0] and step < ages[line[-1]][2])
+        (line if leads_there else left).append(path)
+    return line + left
 
 
 def is_checkpoint(path: Path) -> bool:

@@ -55,6 +55,9 @@ class Manifest:
         metrics: Latest values; ``None`` for what is not finite.
         time: When it was written, ISO 8601 in UTC.
         files: What its files must be, by name.
+        run: The ``id`` of the run that wrote it, which is no part of the state: equal states have equal files.
+        serial: Above that of every checkpoint that was in the folder then: of a run that was resumed at an older one the newest
+            is not the one with the most steps.
     """
 
     step: int = 0
@@ -64,6 +67,8 @@ class Manifest:
     metrics: dict[str, float | None] = field(default_factory=dict)
     time: str = ""
     files: dict[str, FileFacts] = field(default_factory=dict)
+    run: str = ""
+    serial: int = 0
 
     @property
     def size_bytes(self) -> int:
@@ -160,10 +165,12 @@ def _typed(content: dict[str, Any]) -> Manifest:
     Raises:
         ValueError: One is not.
     """
+    content = {"run": "", "serial": 0, **content}  # which those before version 0.2 lack
     if content.keys() != Manifest.__dataclass_fields__.keys():
         message = f"its keys are {', '.join(content)}"
         raise ValueError(message)
-    for name, kind in (("step", int), ("update", int), ("epoch", int), ("kind", str), ("time", str)):
+    kinds = {**dict.fromkeys(("step", "update", "epoch", "serial"), int), **dict.fromkeys(("kind", "time", "run"), str)}
+    for name, kind in kinds.items():
         if type(content[name]) is not kind or (kind is int and content[name] < 0):
             message = f"{name} is {content[name]!r}"
             raise ValueError(message)

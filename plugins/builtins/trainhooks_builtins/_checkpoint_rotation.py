@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from trainhooks.best import Best
 
-from ._checkpoint_files import is_pinned, remove_checkpoints, step_of
+from ._checkpoint_files import is_pinned, newest_first, read_manifests, remove_checkpoints, step_of
 from ._checkpoint_folders import in_words, read_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
+    from trainhooks import CheckpointError, Trainer
     from trainhooks.best import Mode
 
 log = logging.getLogger("trainhooks")
@@ -42,7 +43,7 @@ class Ranking(Best):
         """Take the value of an evaluation; return whether it is among the best. NaN and infinity never are, nor is a tie."""
         if not math.isfinite(value):
             return False
-        self._latest, self.measured = (step, value), True
+        self._latest, self.measured = (step, float(value)), True
         best = self.best_of(self._values)
         return len(best) < self.count or self._loss(value) < self._loss(self._values[best[-1]])
 
@@ -57,6 +58,10 @@ class Ranking(Best):
         self.step = next(iter(self.best_of(self._values)), None)
         self.value = self._values[self.step] if self.step is not None else None
 
+    def keep_only(self, steps: Collection[int]) -> None:
+        """Forget the values of checkpoints that are not there: the best is that of those that are."""
+        self.commit(self._values, steps)
+
     def best_of(self, values: dict[int, float]) -> list[int]:
         """Return the best steps, the best first; of equal ones the earlier."""
         return sorted(values, key=lambda step: (self._loss(values[step]), step))[: self.count]
@@ -67,8 +72,9 @@ class Ranking(Best):
     def state_after(self, step: int) -> dict[str, Any]:
         """Return what a checkpoint of ``step`` should know."""
         values = self.values_after(step)
-        best = next(iter(self.best_of(values)), None)
-        return {"metric": self.metric, "value": None if best is None else values[best], "step": best, "values": values}
+        ranked = [[best, values[best]] for best in self.best_of(values)]
+        first, value = ranked[0] if ranked else (None, None)
+        return {"metric": self.metric, "value": value, "step": first, "ranked": ranked, "values": values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore it, unless it belongs to another metric."""
@@ -89,30 +95,59 @@ class Wish:
     keep: int
     best: tuple[int, ...]
 
-    def wanted(self, steps: Collection[int], pinned: Collection[int] = ()) -> set[int]:
-        """Return which steps to keep: the newest, the best, and as many of the next newest as ``keep`` leaves room for."""
+    def wanted(self, steps: Sequence[int], pinned: Collection[int] = ()) -> set[int]:
+        """Return which steps to keep: the newest, the best, and as many of the next newest as ``keep`` leaves room for.
+
+        Args:
+            steps: Of those that are there, the newest first.
+            pinned: Those of them that are kept anyway, and do not count.
+        """
         if self.keep == 0:
             return set(steps)
-        loose = sorted(set(steps) - set(pinned), reverse=True)
-        always = [step for step in dict.fromkeys([max(steps, default=-1), *self.best]) if step in loose]
+        loose = [step for step in steps if step not in pinned]
+        always = [step for step in dict.fromkeys([*steps[:1], *self.best]) if step in loose]
         return set(pinned) | set(list(dict.fromkeys([*always, *loose]))[: max(self.keep, len(always))])
 
 
-def rotate(newest: Path, wishes: Sequence[Wish]) -> tuple[list[Path], set[int]]:
-    """Remove the checkpoints beside ``newest``, and not later ones, that nobody wants to keep.
+def steps_there(trainer: Trainer) -> set[int] | None:
+    """Return the steps of what a run has saved in its folder: none if it was resumed into one of its own; ``None`` if unknown."""
+    if trainer.run_folder is None or trainer.session is None:
+        return None
+    folder, source = trainer.run_folder.path / "checkpoints", trainer.session.restored_from
+    own = [place.resolve() for place in (trainer.run_folder.path, folder)]
+    if source is not None and not any(source.resolve().is_relative_to(place) for place in own):
+        return set()
+    try:
+        return set(map(step_of, read_folder(folder))) if folder.is_dir() else set()
+    except OSError:
+        return None
+
+
+def rotate(newest: Path, run: str, wishes: Sequence[Wish], said: set[Path]) -> tuple[list[Path], set[int]]:
+    """Remove the checkpoints of a run that nobody wants to keep, of those beside ``newest`` that have no more steps.
+
+    Args:
+        newest: The one that was just saved.
+        run: The ``id`` of the run. What another one wrote, or nobody knows who, stays and does not count.
+        wishes: What to keep.
+        said: Those of which it was said that nobody knows; more are added.
 
     Returns:
         Those that were removed, and the steps of those that are there.
     """
     try:
-        own = {step_of(path): path for path in read_folder(newest.parent) if step_of(path) <= step_of(newest)}
+        there = [path for path in read_folder(newest.parent) if step_of(path) <= step_of(newest)]
     except OSError as error:
         log.warning(
             "cannot read the folder of checkpoints %s: %s; older ones are removed next time", newest.parent, in_words(error)
         )
         return [], {step_of(newest)}.union(*(wish.best for wish in wishes))
-    pinned = {step for step, path in own.items() if is_pinned(path)}
-    wanted = {step_of(newest), *pinned}.union(*(wish.wanted(own, pinned) for wish in wishes))
+    pinned = {path for path in there if is_pinned(path)}
+    if any(wish.keep == 0 for wish in wishes):
+        return [], set(map(step_of, there))
+    loose = [path for path in there if path not in pinned and path != newest]
+    own = {step_of(path): path for path in (newest, *_own(loose, run, said), *pinned)}
+    wanted = {step_of(newest)}.union(*(wish.wanted([*own], set(map(step_of, pinned))) for wish in wishes))
     unwanted = [path for step, path in own.items() if step not in wanted]
     errors = remove_checkpoints(unwanted)
     for problem in errors.values():
@@ -121,3 +156,22 @@ def rotate(newest: Path, wishes: Sequence[Wish]) -> tuple[list[Path], set[int]]:
         )
     removed = [path for path in unwanted if path not in errors]
     return removed, own.keys() - {step_of(path) for path in removed}
+
+
+def _own(paths: Sequence[Path], run: str, said: set[Path]) -> list[Path]:
+    """Return those of the checkpoints that a run wrote, the newest first."""
+    found, errors = read_manifests(paths)
+    note_unread(errors, said)
+    return newest_first({path: manifest for path, manifest in found.items() if manifest.run == run}, run)
+
+
+def note_unread(errors: Mapping[Path, CheckpointError], said: set[Path]) -> None:
+    """Warn, once for each, of checkpoints whose manifest cannot be read.
+
+    Args:
+        errors: Why not.
+        said: Those of which it was said; the others are added.
+    """
+    for path in errors.keys() - said:
+        said.add(path)
+        log.warning("%s stays, since it is not known whether this run wrote it: %s", path, errors[path])

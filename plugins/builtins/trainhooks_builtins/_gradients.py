@@ -6,10 +6,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from trainhooks.compiled import named_parameters
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from torch import Tensor
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
 
@@ -53,19 +55,30 @@ def divide(gradients: Iterable[Tensor], divisor: float | Tensor) -> None:
         torch._foreach_div_(group, divisor.to(device, non_blocking=True) if isinstance(divisor, torch.Tensor) else divisor)
 
 
-def saved(optimizers: Mapping[str, Optimizer]) -> dict[str, Tensor]:
-    """Return the gradients by the places of their parameters in the optimizers, for a checkpoint."""
-    return {place: one.grad for place, one in _places(optimizers).items() if one.grad is not None}
+def saved(optimizers: Mapping[str, Optimizer], model: nn.Module | None) -> dict[str, Tensor]:
+    """Return the gradients by the names of their parameters in the model, of others by their places, for a checkpoint."""
+    names, places = _names(model), _places(optimizers)
+    return {names.get(id(one), place): one.grad for place, one in places.items() if one.grad is not None}
 
 
-def restore(optimizers: Mapping[str, Optimizer], gradients: Mapping[str, Tensor]) -> bool:
-    """Put copies of saved gradients in their places; return whether all of them have one, and change nothing otherwise."""
-    places = _places(optimizers)
-    fits = all(name in places and places[name].shape == gradient.shape for name, gradient in gradients.items())
+def restore(optimizers: Mapping[str, Optimizer], model: nn.Module | None, gradients: Mapping[str, Tensor]) -> bool:
+    """Put copies of saved gradients where they belong; return whether all of them fit somewhere, and change nothing otherwise.
+
+    Checkpoints of before version 0.2 have all of them by place.
+    """
+    names, places = _names(model), _places(optimizers)
+    known = {names.get(id(one), place): one for place, one in places.items()}
+    if not gradients.keys() <= known.keys():
+        known = places
+    fits = all(name in known and known[name].shape == gradient.shape for name, gradient in gradients.items())
     if fits:
-        for name, parameter in places.items():
+        for name, parameter in known.items():
             parameter.grad = gradients[name].to(parameter.device, copy=True) if name in gradients else None
     return fits
+
+
+def _names(model: nn.Module | None) -> dict[int, str]:
+    return {id(one): name for name, one in named_parameters(model)} if model is not None else {}
 
 
 def _places(optimizers: Mapping[str, Optimizer]) -> dict[str, Tensor]:

@@ -88,6 +88,7 @@ class GroupSchedule:
         self._warmup = self._start = self._length = 0
         self._initial, self._scale = f"initial_{self.key}", f"{self.key}_scale"
         self._planned = False
+        self._step = 0  # whose value is set, by steps
         self._warns_at = math.inf
         for hook, unit in (("before_step", "step"), ("before_epoch", "epoch")):
             if by != unit:
@@ -117,6 +118,10 @@ class GroupSchedule:
         value = self._schedule.value(at, self._length, base)
         return value if update >= self._warmup else self._warmed(update, value)
 
+    def decided_settings(self, state: Any) -> tuple[str, ...]:
+        """Return the option of the optimizer that is not what the optimizer was given: ``base`` takes its place."""
+        return () if self.base is None else (self.key,)
+
     # --- Hooks ---
 
     @hookimpl
@@ -127,6 +132,7 @@ class GroupSchedule:
         if self.base is not None:
             for group in self._groups(trainer):
                 group[self._initial] = self.base
+        self._step = max(trainer.step - 1, 0)  # whose value stays until the next one begins
         self._apply(trainer, trainer.update, self._progress(trainer))
 
     @hookimpl
@@ -143,6 +149,7 @@ class GroupSchedule:
         """Set the value of a step."""
         if not self._planned:
             self._plan(trainer)
+        self._step = trainer.step
         if trainer.step >= self._warns_at:
             self._warn_beyond()
         self._apply(trainer, trainer.update, trainer.step)
@@ -167,7 +174,7 @@ class GroupSchedule:
     # --- Values ---
 
     def _progress(self, trainer: Trainer) -> int:
-        return trainer.update if self.by == "update" else trainer.step if self.by == "step" else trainer.epoch
+        return trainer.update if self.by == "update" else self._step if self.by == "step" else trainer.epoch
 
     def _warmed(self, update: int, value: float) -> float:
         factor = warmup(self.warmup, self.warmup_start, update, self._warmup)
@@ -228,11 +235,26 @@ class GroupSchedule:
             if one not in names and not (isinstance(one, int) and 0 <= one < len(groups)):
                 message = f"{self.key}.groups: there is no parameter group {one!r}; there are 0 to {len(groups) - 1}, named: {', '.join(map(str, names)) or 'none'}"
                 raise UsageError(message)
+        self._refuse_rivals(trainer)
         if next(iter(self._groups(trainer)), None) is None:
             message = (
                 f"plugin {self.key!r}: no parameter group of the optimizer has such a value; take it out with -p no:{self.key}"
             )
             raise UsageError(message)
+
+    def _refuse_rivals(self, trainer: Trainer) -> None:
+        """Refuse a second schedule of the same value of the same group, of which one would win without a word."""
+        own = {id(group) for group in self._groups(trainer)}
+        plugins = trainer.plugins
+        mine = next((name for name, plugin in plugins.items() if plugin is self), self.key)
+        for name, plugin in plugins.items():
+            rival = plugin is not self and isinstance(plugin, GroupSchedule) and plugin.key == self.key
+            if rival and own & {id(group) for group in plugin._groups(trainer)}:
+                message = (
+                    f"plugins {mine!r} and {name!r} both set {self.key!r} of the same parameter group; give each its own with "
+                    "groups, or take one out"
+                )
+                raise UsageError(message)
 
     # --- Lengths ---
 

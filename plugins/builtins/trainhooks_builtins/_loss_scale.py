@@ -80,7 +80,7 @@ class LossScale:
             self.finish(lambda: False)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the scale and for how long it has not changed."""
+        """Return the scale, for how long it has not changed, and the updates that nobody has reset the count of."""
         self.drop()
         state = self._scaler.state_dict()
         return {
@@ -88,6 +88,8 @@ class LossScale:
             "growth_tracker": state["_growth_tracker"],
             "skipped_in_a_row": self.skipped_in_a_row,
             "is_scaled": self.is_scaled,
+            "made": self.made,
+            "skipped": self.skipped,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -95,7 +97,7 @@ class LossScale:
         its_own = self._scaler.state_dict()
         self._scaler.load_state_dict({**its_own, "scale": state["scale"], "_growth_tracker": state["growth_tracker"]})
         self.skipped_in_a_row, self.is_scaled = state["skipped_in_a_row"], state["is_scaled"]
-        self.made = self.skipped = 0
+        self.made, self.skipped = state.get("made", 0), state.get("skipped", 0)  # not in checkpoints of before version 0.2
 
 
 class _Everything:

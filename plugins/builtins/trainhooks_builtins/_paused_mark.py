@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from trainhooks import hookimpl
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
-    from pathlib import Path
 
+    from trainhooks import Trainer
     from trainhooks.types import Metrics
 
 
@@ -34,6 +35,16 @@ class PausedMark:
         began, self._mark = self._mark, self._clock()
         return None if began is None else self._mark - began
 
+    @hookimpl
+    def setup(self, trainer: Trainer) -> None:
+        """Learn of checkpoints."""
+        trainer._save_begins.append(self._leave_save_out)
+
+    @hookimpl
+    def teardown(self, trainer: Trainer) -> None:
+        """Learn of them no more."""
+        trainer._save_begins.remove(self._leave_save_out)
+
     @hookimpl(wrapper=True)
     def evaluate(self) -> Generator[None, Metrics, Metrics]:
         """Leave an evaluation out."""
@@ -43,14 +54,9 @@ class PausedMark:
         finally:
             self._resume(began)
 
-    @hookimpl(wrapper=True)
-    def save_checkpoint(self) -> Generator[None, Path, Path]:
-        """Leave a checkpoint out."""
-        began = self._pause()
-        try:
-            return (yield)
-        finally:
-            self._resume(began)
+    def _leave_save_out(self, _trainer: Trainer) -> Callable[[], None]:
+        """Leave a checkpoint out, with all that belongs to it, until what is returned is called."""
+        return partial(self._resume, self._pause())
 
     def _pause(self) -> float:
         self._pauses += 1

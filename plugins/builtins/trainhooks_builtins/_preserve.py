@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn, optim
 
-from trainhooks.data import generators_of
-
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -89,17 +87,6 @@ def keep_state(trainer: Trainer, name: str) -> Callable[[], None]:
     def restore() -> None:
         if name in trainer.stateful:  # else it was taken out meanwhile
             thing.load_state_dict(state)
-
-    return restore
-
-
-def keep_generators(loader: object) -> Callable[[], None]:
-    """Keep the generators that a loader and its samplers draw from."""
-    states = [(generator, generator.get_state()) for generator in generators_of(loader)]
-
-    def restore() -> None:
-        for generator, state in states:
-            generator.set_state(state)
 
     return restore
 

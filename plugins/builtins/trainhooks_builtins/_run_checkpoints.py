@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
 from trainhooks import CheckpointError, UsageError
@@ -12,7 +12,15 @@ from trainhooks.cli.output import pasted
 from trainhooks.cli.run_table import find_runs, time_of
 from trainhooks.run_record import is_run, read_record
 
-from ._checkpoint_files import candidates, check_checkpoint, is_pinned, place_of, step_of, verify_checkpoint
+from ._checkpoint_files import (
+    candidates,
+    check_checkpoint,
+    is_pinned,
+    newest_first,
+    place_of,
+    step_of,
+    verify_checkpoint,
+)
 from ._checkpoint_manifest import NAME, Manifest
 
 if TYPE_CHECKING:
@@ -31,12 +39,16 @@ class Entry:
         manifest: ``None`` if it is broken.
         fault: Why it is broken, ``None`` if it is whole.
         pinned: Whether it is kept whatever happens to the others.
+        age: How many of its run are newer.
+        foreign: Whether another run than the one whose folder it is in wrote it.
     """
 
     path: Path
     manifest: Manifest | None
     fault: str | None
     pinned: bool
+    age: int = 0
+    foreign: bool = False
 
     @property
     def step(self) -> int:
@@ -75,7 +87,17 @@ class Found:
         except OSError as error:
             message = f"cannot read {pasted(self.folder)}: {error.strerror}"
             raise UsageError(message) from None
-        return [examined(place_of(path), verify=verify) for path in reversed(paths) if not path.is_symlink()]
+        entries = [examined(place_of(path), verify=verify) for path in reversed(paths) if not path.is_symlink()]
+        run = owner_of(self.folder)
+        order = newest_first({one.path: one.manifest for one in entries if one.manifest is not None}, run)
+        ages = {path: age for age, path in enumerate(order)}
+        foreign = {one.path for one in entries if run and one.manifest is not None and one.manifest.run not in ("", run)}
+        return [replace(one, age=ages.get(one.path, len(ages)), foreign=one.path in foreign) for one in entries]
+
+
+def owner_of(folder: Path) -> str:
+    """Return the ``id`` of the run that has a folder for its checkpoints, by the record beside it, or nothing."""
+    return str((read_record(folder.absolute().parent) or {}).get("id") or "")
 
 
 def find(path: Path) -> Found:
@@ -91,6 +113,12 @@ def find(path: Path) -> Found:
     if not place.is_dir():
         message = f"{pasted(path)} is a file: name the folder of a checkpoint or of a run"
         raise UsageError(message)
+    link = place / _FOLDER
+    if link.is_symlink() and not link.is_dir():
+        message = (
+            f"{pasted(link)} is a link to {pasted(link.readlink())}, where no folder is: mount or make it, or remove the link"
+        )
+        raise UsageError(message)
     if os.path.lexists(place / NAME):
         return Found(path, place, None)
     if (place / _FOLDER).is_dir() or is_run(place):
@@ -103,12 +131,16 @@ def find(path: Path) -> Found:
     except OSError as error:
         message = f"cannot read {pasted(path)}: {error.strerror}"
         raise UsageError(message) from None
-    runs = list(find_runs(place))
-    if not runs:
+    newest = newest_run(find_runs(place))
+    if newest is None:
         message = f"{pasted(path)} holds no checkpoint and no run: name a checkpoint, a run folder, or a folder of runs"
         raise UsageError(message)
-    newest = max(runs, key=_age)
     return Found(path, newest, newest / _FOLDER)
+
+
+def newest_run(runs: Iterable[Path]) -> Path | None:
+    """Return the run that began last, if there is any."""
+    return max(runs, key=_age, default=None)
 
 
 def _age(run: Path) -> tuple[float, str]:
@@ -127,7 +159,7 @@ def examined(path: Path, *, verify: bool) -> Entry:
 
 def newest_whole(entries: Iterable[Entry]) -> Entry | None:
     """Return the newest checkpoint that is not broken."""
-    return max((entry for entry in entries if entry.fault is None), key=lambda entry: entry.step, default=None)
+    return min((entry for entry in entries if entry.fault is None), key=lambda entry: entry.age, default=None)
 
 
 def only_one(found: Found) -> Entry:

@@ -57,7 +57,7 @@ def run_length(trainer: Trainer, by: str) -> int | None:
     if by == "update":
         return trainer.total_updates
     if by == "step":
-        known = [trainer.total_steps, None if trainer.hooks.decides_update else trainer.max_updates]
+        known = [trainer._planned_steps, None if trainer.hooks.decides_update else trainer.max_updates]
         return min((one for one in known if one is not None), default=None)
     updates = trainer.total_updates
     if updates is None or not trainer.updates_until(1):

@@ -72,13 +72,12 @@ def make_plan(trainer: Trainer, options: GroupSchedule, parts: Sequence[Part]) -
     if late:
         log.warning("%s: the run has %s, so %s never starts", key, _counted(run or 0, by), ", ".join(late))
     if schedule.bounded and total is not None:
-        if run is None:
+        if run is None or run <= total:  # which it may not keep to: a limit can be raised, epochs can become longer
             return plan._replace(warns_at=total)
-        if run > total:
-            log.warning(
-                "%s: the schedule %r ends after %s and the run has %d: its last value stays",
-                *(key, _name(parts), _counted(total, by), run),
-            )
+        log.warning(
+            "%s: the schedule %r ends after %s and the run has %d: its last value stays",
+            *(key, _name(parts), _counted(total, by), run),
+        )
     return plan
 
 

@@ -120,9 +120,8 @@ class _Encoder:
             return value
         encode = self._by_type.get(kind)
         if encode is None:
-            raise self._refuse(
-                f"is a {kind.__qualname__}" if kind.__module__ == "builtins" else f"is a {kind.__module__}.{kind.__qualname__}"
-            )
+            name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+            raise self._refuse(f"is {'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}")
         if len(self._path) > MAX_DEPTH:
             raise self._refuse(f"is nested deeper than {MAX_DEPTH} levels, or contains itself")
         return encode(value)

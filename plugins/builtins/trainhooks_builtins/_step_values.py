@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from trainhooks import UsageError
-from trainhooks.metrics import to_host
+from trainhooks.series import to_host
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

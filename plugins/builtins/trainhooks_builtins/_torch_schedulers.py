@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import logging
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trainhooks import OptionError, UsageError
+from trainhooks.optimizers import group_names, saved_places
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from torch import nn
     from torch.optim import Optimizer
 
 log = logging.getLogger("trainhooks")
+
+#: What torch's schedulers keep for each parameter group.
+_BY_GROUP: Final = ("base_lrs", "max_lrs", "base_momentums", "max_momentums", "lr_lambdas", "_last_lr")
 
 
 class TorchSchedulers:
     """Steps torch's schedulers, and multiplies what they set by a group's ``lr_scale``.
 
-    They work out a rate from the one before, so that each group keeps the unscaled one as ``unscaled_lr``.
+    They work out a rate from the one before, so that each group keeps the unscaled one as ``unscaled_lr``. What they keep for
+    each group is saved with the names of its parameters, so that it is that group's wherever it stands in a resumed run.
 
     Args:
         given: A scheduler, or a function that makes one for each optimizer.
         optimizers: Those of the run.
+        model: Gives the names; may be ``None``.
     """
 
-    def __init__(self, given: Any, optimizers: Mapping[str, Optimizer]) -> None:
+    def __init__(self, given: Any, optimizers: Mapping[str, Optimizer], model: nn.Module | None = None) -> None:
+        self._model = model
         if not makes_one(given):
             self._schedulers = [given]
             if not any(given.optimizer is one for one in optimizers.values()):
@@ -90,14 +98,34 @@ class TorchSchedulers:
                 _set(group, rate * group.get("lr_scale", 1.0))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of each scheduler and how often they were stepped."""
-        return {"stepped": self._stepped, "schedulers": [one.state_dict() for one in self._schedulers]}
+        """Return the state of each scheduler, the groups that it is of, and how often they were stepped."""
+        states, groups = [one.state_dict() for one in self._schedulers], self._groups()
+        return {"stepped": self._stepped, "schedulers": states, "groups": groups}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore it."""
         self._stepped = state["stepped"]
-        for scheduler, one in zip(self._schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(one)
+        present = self._groups()
+        saved = state.get("groups", present)  # before version 0.2 they had to stay where they were
+        for scheduler, one, then, now in zip(self._schedulers, state["schedulers"], saved, present, strict=True):
+            places = saved_places(then, now)
+            known = [place for place in places if place is not None]
+            scheduler.load_state_dict(_reordered(one, known) if len(known) == len(then) else one)
+
+    def _groups(self) -> list[list[list[str]]]:
+        return [group_names(one.optimizer, self._model) for one in self._schedulers]
+
+
+def _reordered(state: dict[str, Any], places: list[int]) -> dict[str, Any]:
+    """Return the state of a scheduler, and of those that it consists of, with each group's values in its present place."""
+    changed: dict[str, Any] = {
+        key: [state[key][place] for place in places if place < len(state[key])]
+        for key in _BY_GROUP
+        if isinstance(state.get(key), list)
+    }
+    if isinstance(parts := state.get("_schedulers"), list):
+        changed["_schedulers"] = [_reordered(part, places) for part in parts]
+    return {**state, **changed}
 
 
 def makes_one(given: Any) -> bool:

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from trainhooks import DataError, SkipStep
-from trainhooks.data import no_batches, read_epoch, twin_of
+from trainhooks.data import keep_generators, no_batches, read_epoch, twin_of
 from trainhooks.metrics import MetricBus
 from trainhooks.order import DEFAULT_PHASE
 
 from ._preserve import (
     keep_attributes,
-    keep_generators,
     keep_model,
     keep_optimizer,
     keep_state,

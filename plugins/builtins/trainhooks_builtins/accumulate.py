@@ -69,6 +69,7 @@ class Accumulate:
         self._touched = False  # whether the running step has begun to add its gradients
         self._saved: dict[str, Tensor] | None = None  # the gradients of a checkpoint, until they are put in place
         self._loaded = False  # whether the running window is that of a checkpoint
+        self._members: list[Tensor] = []  # what the optimizers hold
         idle: list[str] = []
         self._accumulates = set(schedule.values()) != {1}
         if not self._accumulates:
@@ -103,6 +104,7 @@ class Accumulate:
     def train_step(self, trainer: Trainer, update_due: bool) -> Generator[None, Output, Output]:
         """Count the steps that were trained; a step that is dropped when it has touched the gradients ends the window."""
         spent = trainer.gradients_spent
+        self._take_members(trainer)
         self._touched, self._reported = False, None
         self._share = 1 if self.weight == "mean" else None
         try:
@@ -177,6 +179,17 @@ class Accumulate:
             divide(gradients_of(with_gradient(trainer.optimizers.values())), total)
         return (yield)
 
+    def _take_members(self, trainer: Trainer) -> None:
+        """Have a parameter that has joined an optimizer within the window begin now: what it gathered before was for no update."""
+        groups = [group["params"] for optimizer in trainer.optimizers.values() for group in optimizer.param_groups]
+        if sum(map(len, groups)) == len(self._members):
+            return
+        known, self._members = set(map(id, self._members)), [one for group in groups for one in group]
+        if known and not trainer.gradients_spent:
+            for one in self._members:
+                if id(one) not in known:
+                    one.grad = None
+
     def _forget(self, trainer: Trainer) -> None:
         """Drop the running window; the next step clears its gradients."""
         self.position, self._total = 0, 0
@@ -186,23 +199,20 @@ class Accumulate:
 
     @hookimpl
     def before_train(self, trainer: Trainer) -> None:
-        """Put the gradients of a checkpoint that was written within a window in their places; say so if no window can be full."""
-        length, least = trainer.epoch_length, min(self.steps_in(0), *(count for _, count in self._schedule))
-        if self.partial == "drop" and length is not None and length < least:
-            log.warning(
-                "accumulate: an epoch has %d steps and an update takes %d, so with partial = 'drop' there is no update",
-                *(length, least),
-            )
+        """Put the gradients of a checkpoint that was written within a window in their places."""
+        if self.partial == "drop" and trainer.epoch_length is not None:
+            self._check_length(trainer, trainer.epoch_length)
         if self._accumulates:
             total = trainer.total_updates
             planned = f", {total} updates in all" if total is not None else ""
             log.info("accumulate: an update takes %s steps%s", self._in_words(), planned)
+        self._members = []
         loaded, kept = self._loaded, self._saved
         self._loaded, self._saved = False, None
         if not loaded:
             return
         why = "every step is an update now" if not self._accumulates else ""
-        if not why and (kept is None or not restore(trainer.optimizers, kept)):
+        if not why and (kept is None or not restore(trainer.optimizers, trainer.model, kept)):
             why = "the checkpoint does not have them"
         if why:
             log.warning("accumulate: the gradients of the window of %d steps are lost: %s", self.position, why)
@@ -210,11 +220,30 @@ class Accumulate:
             return
         trainer.gradients_spent = False
 
+    def _check_length(self, trainer: Trainer, length: int) -> None:
+        """Say so if no window can be full; refuse what would wait for updates for ever."""
+        first, last = self._schedule[-1]
+        if length < last and trainer.max_updates is not None and trainer.max_epochs is None and trainer.max_steps is None:
+            updates = trainer.update + sum(length // self.steps_in(epoch) for epoch in range(trainer.epoch, first))
+            if updates < trainer.max_updates:
+                message = (
+                    f"accumulate.partial = 'drop': an update takes {last} steps and an epoch has {length}, so max_updates = "
+                    f"{trainer.max_updates} is never reached; use partial = 'flush' or fewer steps, or give max_epochs"
+                )
+                raise UsageError(message)
+        least = min(self.steps_in(0), *(count for _, count in self._schedule))
+        if length < least:
+            log.warning(
+                "accumulate: an epoch has %d steps and an update takes %d, so with partial = 'drop' there is no update",
+                *(length, least),
+            )
+
     @hookimpl
     def on_save(self, trainer: Trainer, state: StateDict) -> None:
         """Add the gradients of a window that is open."""
         if self.position and not trainer.gradients_spent:
-            state[_KEY] = saved(trainer.optimizers)
+            self._take_members(trainer)
+            state[_KEY] = saved(trainer.optimizers, trainer.model)
 
     @hookimpl
     def on_load(self, state: StateDict) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from trainhooks import Trainer
-    from trainhooks.metrics import Series
+    from trainhooks.series import Series
     from trainhooks.types import Output
 
 log = logging.getLogger("trainhooks")

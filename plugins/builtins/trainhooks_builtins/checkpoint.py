@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import time
 from concurrent.futures import Future
@@ -10,22 +11,30 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainhooks import CheckpointError, DataError, OptionError, UsageError, hookimpl
 from trainhooks.best import Mode  # noqa: TC001 - the hints are read to convert options
+from trainhooks.cli.run_table import find_runs
 from trainhooks.intervals import Interval
+from trainhooks.left_behind import leave_behind
+from trainhooks.run_record import checkpoints_of, is_run
 from trainhooks.suggest import suggestion
 
 from ._best_checkpoint import best_of
 from ._checkpoint_files import (
     candidates,
     is_checkpoint,
+    newest_first,
+    place_of,
     read_checkpoint,
+    read_manifest,
+    read_manifests,
     remove_remains,
     step_of,
     take_snapshot,
     write_checkpoint,
 )
 from ._checkpoint_folders import in_words, read_folder, recover
-from ._checkpoint_rotation import Ranking, Wish, rotate
-from ._run_checkpoints import find
+from ._checkpoint_rotation import Ranking, Wish, note_unread, rotate, steps_there
+from ._monitored import missing_metric
+from ._run_checkpoints import find, newest_run, owner_of
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,6 +43,7 @@ if TYPE_CHECKING:
     from trainhooks.types import Metrics, StateDict
     from trainhooks.workdir import RunFolder
 
+    from ._checkpoint_files import Manifest
     from ._state_files import Snapshot
 
 log = logging.getLogger("trainhooks")
@@ -99,8 +109,9 @@ class Checkpoint:
         self.interval = Interval(0 if every_epochs is None and every_minutes else every_epochs, every_steps, every_updates)
         self.every_s = every_minutes * 60
         self.pin_every_epochs, self.pin_every_steps = pin_every_epochs, pin_every_steps
-        if not (self.interval.within_epochs or self.every_s or pin_every_steps):
-            vars(self)["after_step"] = None  # nothing to do in each step: the hook is not even called
+        off = [] if every_steps or self.every_s or pin_every_steps else ["after_step"]
+        off += [] if every_updates else ["after_update"]
+        vars(self).update(dict.fromkeys(off))  # nothing to do there: the hooks are not even called
         self.keep, self.at_end, self.async_save, self.on_failure = keep, at_end, async_save, on_failure
         self.best = Ranking(best, mode, keep_best) if best is not None else None
         self.requires = ("evaluation",) if best is not None else ()
@@ -111,46 +122,73 @@ class Checkpoint:
         #: How many could not be written, with ``on_failure="continue"``.
         self.failures = 0
         self._saving_step: int | None = None
+        self._writer: Thread | None = None
         self._outdated = False
+        self._stops = False  # whether the last checkpoint has the run end with its epoch
         self._best_due: int | None = None  # step of an evaluation that was among the best
         self._unmeasured: str | None = None  # why an evaluation gave no candidate for the best checkpoint
         self._saved_at = 0.0  # on the monotonic clock
+        self._loaded_run_id = ""
+        self._serial = 0  # of the last checkpoint, as far as it is known
+        self._looked = False  # whether those that are there are counted in that
         self._broken: set[Path] = set()  # what was passed over when the run was resumed
+        self._unread: set[Path] = set()  # of which it was said that rotation does not know whose they are
 
     # --- When ---
 
     @hookimpl
     def before_train(self, trainer: Trainer) -> None:
         """Forget what an evaluation before this run left, and put in order what a killed process left."""
-        self._outdated = False
+        trainer.settle_saves()  # of a training that was left in a hurry
+        if self.best is not None and trainer.run_folder is not None and trainer.is_main:
+            trainer.run_folder.update(checkpoint_best=self.best.metric)  # a script's instance has no options that are recorded
+        self._outdated = self._looked = False
         if trainer.is_main and trainer.run_folder is not None and (folder := trainer.run_folder.path / "checkpoints").is_dir():
             recover(folder)
-            self._note_later(trainer, folder)
+            self._note_newer(trainer)
+        if (there := steps_there(trainer)) is not None:
+            self.saved_step = self.saved_step if self.saved_step in there else None
+            if self.best is not None:
+                self.best.keep_only(there)
         if self.every_s:
             self._saved_at = time.monotonic()
 
-    def _note_later(self, trainer: Trainer, folder: Path) -> None:
-        """Say which checkpoints are of steps that are done anew, since a run that is restarted would take them for the newest."""
+    def _note_newer(self, trainer: Trainer) -> None:
+        """Say that there is a newer checkpoint than the one that was loaded: a run that is restarted before it saves takes that."""
+        newest = newest_first(self._look(trainer), trainer.run_id)[:1]
+        if self.path is not None and newest and newest[0].resolve() != self.path.resolve():
+            log.warning(
+                "the run goes on at step %d, though %s was saved last; --resume auto would take that one until this run has saved",
+                *(trainer.step, newest[0]),
+            )
+
+    def _look(self, trainer: Trainer) -> dict[Path, Manifest]:
+        """Return the manifests of what is in the run folder, and have the next checkpoint be newer; nobody else writes there."""
+        folder = trainer.run_folder.path / "checkpoints" if trainer.run_folder is not None else None
+        if folder is None or not folder.is_dir():
+            return {}
         try:
-            there = read_folder(folder)
+            found, errors = read_manifests(path for path in read_folder(folder) if path not in self._broken)
         except OSError as error:
             log.warning("cannot read the folder of checkpoints %s: %s", folder, in_words(error))
-            return
-        later = [path.name for path in there if step_of(path) > trainer.step and path not in self._broken]
-        if later:
-            log.warning(
-                "the run goes on at step %d, and %s has later checkpoints, of which --resume auto would take the newest: %s; remove "
-                "them, or go on in another work_dir",
-                *(trainer.step, folder, ", ".join(later[-3:])),
-            )
+            return {}
+        note_unread(errors, self._unread)
+        self._serial, self._looked = max([self._serial, *(manifest.serial for manifest in found.values())]), True
+        return found
 
     @hookimpl
     def after_step(self, trainer: Trainer) -> None:
         """Ask for a checkpoint when one is due."""
         if trainer.every_n_steps(self.pin_every_steps):
             self._request(trainer, None, "pinned")
-        elif self.interval.due_after_step(trainer) or (self.every_s and time.monotonic() - self._saved_at >= self.every_s):
+        elif trainer.every_n_steps(self.interval.steps) or (self.every_s and time.monotonic() - self._saved_at >= self.every_s):
             self._request(trainer, trainer.step + 1, "periodic")
+
+    @hookimpl
+    def after_update(self, trainer: Trainer) -> None:
+        """Ask for a checkpoint when one is due, whatever has been saved before this update."""
+        if self.interval.due_after_update(trainer):
+            self._request(trainer, None, "periodic")
 
     @hookimpl
     def after_epoch(self, trainer: Trainer) -> None:
@@ -175,10 +213,10 @@ class Checkpoint:
                 self._request(trainer, None, "best")
             elif not best.measured:
                 self._unmeasured = f"it was {metrics[best.metric]}"
-        elif best.metric.startswith(f"{split}/") and not best.measured and self._unmeasured is None:
-            names = ", ".join(metrics) or "which there are none"
-            message = f"checkpoint.best = {best.metric!r} is not among the metrics{suggestion(best.metric, metrics)}: {names}"
-            raise DataError(message)
+        elif not best.measured and self._unmeasured is None:
+            fault = missing_metric(trainer, "checkpoint.best", best.metric, split, metrics)
+            if fault is not None:
+                raise DataError(fault)
 
     @hookimpl
     def after_train(self, trainer: Trainer) -> None:
@@ -189,19 +227,28 @@ class Checkpoint:
         if outcome.status == "failed" or not trainer.between_steps or trainer.hurried:
             return
         trainer.settle_saves()
-        if (self.at_end or outcome.status == "interrupted" or self._best_due == trainer.step) and (
-            self.saved_step != trainer.step or self._outdated
-        ):
+        wanted = self.at_end or outcome.status == "interrupted" or self._best_due == trainer.step
+        ended = self._stops and outcome.status == "stopped" and self.saved_step == trainer.step  # trained on, it is to go on
+        if ended or (wanted and (self.saved_step != trainer.step or self._outdated)):
             trainer.save_checkpoint(trainer.checkpoint_path(), "final")
             trainer.settle_saves()
         if self.failures:
             newest = self.path.name if self.path is not None else "none"
             log.warning("checkpoints that could not be written: %d; the newest one is %s", self.failures, newest)
         if self.best is not None and not self.best.measured:
-            why = self._unmeasured or "its split was never evaluated"
+            why = self._unmeasured or f"its split was never evaluated{suggestion(self.best.metric, trainer.metrics)}"
             log.warning("checkpoint.best = %r was never measured as a finite number: %s", self.best.metric, why)
         if (path := self.best_path(trainer)) is not None and self.best is not None:
             log.info("the checkpoint with the best %s, %g, is %s", self.best.metric, self.best.value, path)
+
+    @hookimpl
+    def teardown(self, trainer: Trainer) -> None:
+        """Let nothing of this run be written after it, unless it is left in a hurry."""
+        writer, self._writer = self._writer, None
+        if writer is not None and trainer.hurried:
+            leave_behind(writer)
+        elif writer is not None:
+            writer.join()
 
     def best_path(self, trainer: Trainer) -> Path | None:
         """Return where the checkpoint with the best value is, or ``None`` if there is none."""
@@ -233,21 +280,36 @@ class Checkpoint:
         for plugin in own:  # checkpoint@best too
             plugin._saving_step, plugin._saved_at = trainer.step, time.monotonic()
         try:
-            snapshot = take_snapshot(trainer.state_dict(), copy=self.async_save)
+            in_background = self.async_save and trainer.session is not None and trainer.session.training
+            state = trainer.state_dict()
+            snapshot = take_snapshot(state, copy=in_background)
         except BaseException:
             for plugin in own:
                 plugin._saving_step = None
             raise
+        if not self._looked:
+            self._look(trainer)
+        self._serial += 1
         counters = {"step": trainer.step, "update": trainer.update, "epoch": trainer.epoch}
-        facts = {**counters, "kind": kind, "metrics": _numbers(trainer.metrics), "pinned": kind == "pinned"}
-        save = _Save(path, snapshot, facts, folder, self._broken, self.on_failure)
+        facts = {
+            **counters,
+            "kind": kind,
+            "metrics": _numbers(trainer.metrics),
+            "pinned": kind == "pinned" or (kind in ("final", "rescue") and trainer._checkpoint_request == "pinned"),
+            "run": trainer.run_id,
+            "serial": self._serial,
+        }
+        save = _Save(path, snapshot, facts, folder, self._broken, self._unread, self.on_failure)
         for plugin in own:
             plugin._outdated = False
+            plugin._stops = "stop_after_epoch" in state["run"]
             save.add(plugin)
-        if not self.async_save:
+        if not in_background:
             return save.run() or _nothing_saved()
         future: Future[Path | None] = Future()
-        Thread(target=_run_into, args=(future, save), name="trainhooks checkpoint", daemon=False).start()
+        # A daemon, for which the interpreter does not wait when a second Ctrl-C ends the process; teardown does wait.
+        self._writer = Thread(target=_run_into, args=(future, save), name="trainhooks checkpoint", daemon=True)
+        self._writer.start()
         return future
 
     @hookimpl
@@ -264,18 +326,36 @@ class Checkpoint:
         folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
         if not folder.is_dir():
             return None
-        for candidate in candidates(folder):
+        found, errors = read_manifests(candidates(folder))
+        if not found and not errors:  # so nothing is damaged
+            message = f"{folder} holds no checkpoint: name one, or a run that has saved one"
+            newest = newest_run(run for run in find_runs(path) if checkpoints_of(run)) if not is_run(path) else None
+            if newest is not None:
+                message = f"{path} is a folder of runs: name one, the newest is {newest}"
+            raise UsageError(message)
+        for broken, error in errors.items():
+            self._skip(broken, error)
+        for candidate in newest_first(found, owner_of(folder)):
             try:
                 return self._read(candidate)
             except CheckpointError as error:
-                self._broken.add(candidate)
-                log.warning("skipped a broken checkpoint: %s", error)
-        message = f"no whole checkpoint in {folder}: name another one with --resume PATH, or start anew with --overwrite"
+                self._skip(candidate, error)
+        message = f"no whole checkpoint in {folder}: name another one, or train anew with --overwrite"
         raise CheckpointError(message)
 
+    @hookimpl
+    def on_load(self, trainer: Trainer) -> None:
+        """Tell whose checkpoint it was, if this instance of the plugin has read it."""
+        if self._loaded_run_id:
+            trainer.loaded_run_id = self._loaded_run_id
+
+    def _skip(self, path: Path, error: CheckpointError) -> None:
+        self._broken.add(path.absolute())
+        log.warning("skipped a broken checkpoint: %s", error)
+
     def _read(self, path: Path) -> StateDict:
-        state = read_checkpoint(path)
-        self.path = path
+        state, manifest = read_checkpoint(path), read_manifest(place_of(path))
+        self.path, self._loaded_run_id, self._serial = path, manifest.run, max(self._serial, manifest.serial)
         return state
 
     def find_best(self, run: Path, metric: str | None = None) -> tuple[Path, str]:
@@ -316,6 +396,7 @@ class _Save:
         facts: For the manifest.
         folder: The run's, if the checkpoint is one of it.
         broken: Which ones are damaged, so that they need not be kept.
+        unread: Of which ones it was said that their manifests cannot be read.
         on_failure: Whether a failure is raised or reported.
     """
 
@@ -326,10 +407,11 @@ class _Save:
         facts: dict[str, Any],
         folder: RunFolder | None,
         broken: set[Path],
+        unread: set[Path],
         on_failure: str,
     ) -> None:
         self.path, self._snapshot, self._facts, self._folder = path, snapshot, facts, folder
-        self._broken, self._on_failure = broken, on_failure
+        self._broken, self._unread, self._on_failure = broken, unread, on_failure
         self._plugins: list[tuple[Checkpoint, dict[int, float]]] = []
         self._wishes: list[Wish] = []
 
@@ -364,9 +446,19 @@ class _Save:
         """List it as the run's own; remains of one that a killed run left in its place without listing it are removed.
 
         Raises:
-            CheckpointError: The folder cannot be written to.
+            CheckpointError: The folder cannot be written to, or another run's checkpoint is in its place.
             UsageError: Something else is in its place.
         """
+        found, errors = read_manifests([self.path])
+        for error in errors.values():
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno not in (errno.ENOENT, errno.ENOTDIR):
+                raise CheckpointError(str(error)) from error.__cause__  # whose it is cannot be told now
+        if any(there.run not in ("", self._facts["run"]) for there in found.values()):
+            message = (
+                f"cannot write the checkpoint {self.path}: the one that is there is of another run, {found[self.path].run}; move it "
+                "away, or name another work_dir"
+            )
+            raise CheckpointError(message)
         name = f"{self.path.parent.name}/{self.path.name}"
         try:
             try:
@@ -380,7 +472,7 @@ class _Save:
             raise CheckpointError(message) from error
 
     def _succeed(self, folder: RunFolder) -> None:
-        removed, there = rotate(self.path, self._wishes)
+        removed, there = rotate(self.path, self._facts["run"], self._wishes, self._unread)
         for plugin, values in self._plugins:
             plugin.saved_step, plugin.path = self._facts["step"], self.path
             if plugin.best is not None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 import click
 
 from trainhooks import CheckpointError, UsageError
-from trainhooks.cli.output import as_json, pasted, table
+from trainhooks.cli.output import as_json, clean, pasted, table
 from trainhooks.cli.run_table import time_of
 from trainhooks.run_lock import RunLock, holder
 
@@ -74,7 +74,7 @@ def list_(path: Path | None, verify_wanted: bool, json_wanted: bool) -> None:
         click.echo(table(("step", "epoch", "kind", "kept", *metrics, "size", "saved", "state", "path"), rows))
         for entry in entries:
             if entry.fault is not None:
-                click.echo(f"trainhooks: {_clean(entry.fault)}", err=True)
+                click.echo(f"trainhooks: {clean(entry.fault)}", err=True)
 
 
 @checkpoints.command(epilog=_WHERE)
@@ -97,7 +97,7 @@ def verify(paths: tuple[Path, ...], json_wanted: bool) -> None:
         rows = [{"path": str(one.path), "step": one.step, "whole": one.fault is None, "fault": one.fault} for one in entries]
         click.echo(as_json(rows, indent=1))
     for entry in () if json_wanted else entries:
-        click.echo(f"whole   {pasted(entry.path)}" if entry.fault is None else f"broken  {_clean(entry.fault)}")
+        click.echo(f"whole   {pasted(entry.path)}" if entry.fault is None else f"broken  {clean(entry.fault)}")
     if any(entry.fault is not None for entry in entries):
         sys.exit(1)
 
@@ -108,15 +108,20 @@ def verify(paths: tuple[Path, ...], json_wanted: bool) -> None:
 @checkpoints.command(epilog=_WHERE)
 @click.argument("run", type=_PATH, metavar="PATH")
 @click.option("--keep", type=click.IntRange(min=1), required=True, metavar="N", help="How many of the newest whole ones stay.")
-@click.option("--keep-best", metavar="METRIC", help="The best by this metric stays as well (min:NAME, max:NAME).")
+@click.option(
+    "--keep-best",
+    multiple=True,
+    metavar="METRIC",
+    help="The best by this metric stays as well (min:NAME, max:NAME); repeatable.",
+)
 @click.option("--broken", "broken_too", is_flag=True, help="Remove broken ones too.")
 @click.option("--dry-run", is_flag=True, help="Say what would be removed.")
-def prune(run: Path, keep: int, keep_best: str | None, broken_too: bool, dry_run: bool) -> None:
+def prune(run: Path, keep: int, keep_best: tuple[str, ...], broken_too: bool, dry_run: bool) -> None:
     """Remove the checkpoints of a run that are not wanted.
 
-    The newest N that are whole stay (they are read and verified first), what the run recorded as its best, and pinned ones.
-    Broken ones stay without --broken: another release may be able to read them. Nothing is removed while the run is running,
-    and nothing that trainhooks has not made.
+    The newest N that are whole stay (they are read and verified first), what the run recorded as its best, all of keep_best,
+    pinned ones, and those that another run wrote. Broken ones stay without --broken: another release may be able to read them.
+    Nothing is removed while the run is running, and nothing that trainhooks has not made.
     """
     found = _find(run)
     if found.folder is None:
@@ -131,7 +136,7 @@ def prune(run: Path, keep: int, keep_best: str | None, broken_too: bool, dry_run
         entries, kept = kept_by_prune(found, keep, keep_best)
         broken = [one for one in entries if one.fault is not None and one.path not in kept]
         unwanted = [one for one in entries if one.path not in kept and (one.fault is None or broken_too)]
-        if unwanted and not any(one.fault is None for one in entries if one.path in kept):
+        if unwanted and not any(one.fault is None for one in entries if one.path in kept and not one.foreign):
             message = f"no whole checkpoint in {pasted(found.path)} would be left: nothing is removed"
             raise CheckpointError(message)
         sizes = {one.path: _bytes_of(one.path) for one in unwanted}
@@ -140,7 +145,7 @@ def prune(run: Path, keep: int, keep_best: str | None, broken_too: bool, dry_run
     for path in removed:
         click.echo(f"{'would remove' if dry_run else 'removed'}  {pasted(path)}")
     for path, why in kept.items():
-        click.echo(f"{'would keep' if dry_run else 'kept'}  {pasted(path)}  ({_clean(', '.join(why))})")
+        click.echo(f"{'would keep' if dry_run else 'kept'}  {pasted(path)}  ({clean(', '.join(why))})")
     if broken and not broken_too:
         names = ", ".join(pasted(one.path) for one in broken)
         click.echo(f"trainhooks: broken, and left there without --broken: {names}", err=True)
@@ -154,20 +159,22 @@ def prune(run: Path, keep: int, keep_best: str | None, broken_too: bool, dry_run
 @click.argument("path", type=_PATH)
 def pin(path: Path) -> None:
     """Keep a checkpoint whatever its age; of a run the newest."""
-    entry = only_one(_find(path))
-    already = is_pinned(entry.path)
-    set_pinned(entry.path, True)
-    click.echo(f"{'was pinned already' if already else 'pinned'}: {pasted(entry.path)}")
+    _pin(path, True, ("pinned", "was pinned already"))
 
 
 @checkpoints.command(epilog=_WHERE)
 @click.argument("path", type=_PATH)
 def unpin(path: Path) -> None:
     """Let a pinned checkpoint be removed when its turn comes."""
+    _pin(path, False, ("unpinned", "was not pinned"))
+
+
+def _pin(path: Path, pinned: bool, words: tuple[str, str]) -> None:
+    """Set or take the pin, and say one of two words: that this was done, or that it was so."""
     entry = only_one(_find(path))
     was = is_pinned(entry.path)
-    set_pinned(entry.path, False)
-    click.echo(f"{'unpinned' if was else 'was not pinned'}: {pasted(entry.path)}")
+    set_pinned(entry.path, pinned)
+    click.echo(f"{words[was == pinned]}: {pasted(entry.path)}")
 
 
 # --- Taking out ---
@@ -205,7 +212,7 @@ def export(
     entry = only_one(found)
     if best or best_by is not None:
         entry, why = best_of(found, found.entries(), best_by)
-        click.echo(f"trainhooks: the best checkpoint is {pasted(entry.path)}: {_clean(why)}", err=True)
+        click.echo(f"trainhooks: the best checkpoint is {pasted(entry.path)}: {clean(why)}", err=True)
     pickled = pickled or (output is not None and output.suffix in (".pt", ".pth"))
     output = output if output is not None else _export_name(entry, average, ".pt" if pickled else ".safetensors")
     _check_output(output, pickled=pickled, force=force)
@@ -271,7 +278,7 @@ def _metrics_to_show(entries: Sequence[Entry]) -> list[str]:
 
 def _row(entry: Entry, why: list[str], metrics: list[str]) -> dict[str, str]:
     manifest = entry.manifest
-    row = {"step": str(entry.step), "kept": _clean(", ".join(why)), "path": pasted(entry.path), "state": "broken"}
+    row = {"step": str(entry.step), "kept": clean(", ".join(why)), "path": pasted(entry.path), "state": "broken"}
     if manifest is None:
         return row
     values = {name: entry.value(name) for name in metrics}
@@ -280,7 +287,7 @@ def _row(entry: Entry, why: list[str], metrics: list[str]) -> dict[str, str]:
         **row,
         "state": "whole",
         "epoch": str(manifest.epoch),
-        "kind": _clean(manifest.kind),
+        "kind": clean(manifest.kind),
         "size": _size(manifest.size_bytes),
         "saved": began.astimezone().strftime("%Y-%m-%d %H:%M:%S") if began is not None else "",
         **{name: f"{value:.4g}" for name, value in values.items() if value is not None},
@@ -301,11 +308,6 @@ def _bytes_of(path: Path) -> int:
         return 0
 
 
-def _clean(text: str) -> str:
-    """Return text that no file can move the cursor with."""
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
-
-
 def _locked(folder: Path) -> RunLock:
     """Return the lock of the run that a folder of checkpoints belongs to.
 
@@ -314,7 +316,7 @@ def _locked(folder: Path) -> RunLock:
     """
     real = folder.resolve()
     run = real.parent if real.name == "checkpoints" else real
-    if (who := holder(run)) is not None:
+    if (who := holder(run) or holder(real)) is not None:  # the second where a run reaches it through a link
         message = f"{pasted(folder)} is in use by {who}: while it runs, its own options decide what is kept"
         raise UsageError(message)
     return RunLock(run)

@@ -20,7 +20,7 @@ from trainhooks import TrainhooksError, hookimpl, loop
 from trainhooks.attribution import find_origin
 from trainhooks.driver import Driver
 from trainhooks.durable import replace_text
-from trainhooks.errors import add_note
+from trainhooks.errors import add_note, message_of
 from trainhooks.run_record import finite, now, versions
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ def read_epoch_start(path: str | Path) -> StateDict:
 
 def _described(exception: BaseException, depth: int = 0) -> dict[str, Any]:
     """Return an exception, the notes on it and what caused it, without a value of any variable."""
-    text = str(exception)
+    text = message_of(exception)
     kind = type(exception)
     frames = [
         {"file": frame.filename, "line": frame.lineno, "function": frame.name}

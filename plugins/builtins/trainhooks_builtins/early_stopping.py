@@ -10,10 +10,10 @@ from torch import Tensor
 
 from trainhooks import DataError, OptionError, UsageError, hookimpl
 from trainhooks.best import Mode, direction
-from trainhooks.suggest import suggestion
+from trainhooks.compiled import stateful_model
 
 from ._choices import check_choice
-from ._stages import replaced
+from ._monitored import may_evaluate, not_among
 from ._stopping_rule import StoppingRule
 
 if TYPE_CHECKING:
@@ -97,8 +97,7 @@ class EarlyStopping:
     @hookimpl
     def before_train(self, trainer: Trainer) -> None:
         """Say what is watched; end a resumed run at once whose patience is used up."""
-        has_split = self._split in trainer.loaders or trainer.manager.has("make_loader") or replaced(trainer, "evaluate")
-        if not has_split:
+        if not may_evaluate(trainer, self._split):
             message = (
                 f"early_stopping.monitor = {self.monitor!r}: there is no split {self._split!r} (given: "
                 f"{', '.join(trainer.loaders)}); give its loader, or monitor another metric, for example 'train/loss'"
@@ -138,7 +137,7 @@ class EarlyStopping:
         if rule.best_step is not None:
             log.info("early_stopping: best %s (%s): %g at step %d", self.monitor, rule.mode, rule.best, rule.best_step)
         if self.restore_best and self._weights is not None:
-            trainer.model.load_state_dict(self._weights)
+            stateful_model(trainer.model).load_state_dict(self._weights)
             log.info("early_stopping: restored the weights of step %s", self.rule.best_step)
         elif outcome.step > 0 and (why := self._nothing_best()) is not None:
             log.warning("early_stopping: %s%s", why, "; the last weights stay" if self.restore_best else "")
@@ -158,9 +157,7 @@ class EarlyStopping:
             return None  # the same weights again, for example after a resume that still owed an evaluation
         if self.monitor not in metrics:
             if not self._measured:
-                names = ", ".join(metrics) or "of which there are none"
-                hint = suggestion(self.monitor, metrics)
-                return f"early_stopping.monitor = {self.monitor!r} is not among the metrics {names}{hint}"
+                return not_among("early_stopping.monitor", self.monitor, metrics)
             log.warning("early_stopping: %r was not measured at step %d; skipped", self.monitor, trainer.step)
             return None
         index = self._measured
@@ -203,7 +200,7 @@ _WORDS = {"min": "lower", "max": "higher"}
 def _copied(model: nn.Module, *, host: bool) -> dict[str, Any]:
     """Return the weights and buffers as they are now."""
     copied: dict[str, Any] = {}
-    for name, value in model.state_dict().items():
+    for name, value in stateful_model(model).state_dict().items():
         if isinstance(value, Tensor):
             copied[name] = value.detach().to("cpu", copy=True) if host else value.detach().clone()
         else:

@@ -109,7 +109,7 @@ class EMA(EvaluatesWithAverage):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the average and how often it was made."""
-        return {"average": self.average, "averagings": self.averagings}
+        return {"average": dict(self._average.tensors), "averagings": self.averagings}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them in place."""

@@ -10,9 +10,11 @@ from trainhooks import DataError, OptionError, UsageError, hookimpl
 from trainhooks.best import Best, Mode
 from trainhooks.data import length_of, no_batches
 from trainhooks.intervals import Interval
+from trainhooks.suggest import suggestion
 
 from ._choices import check_choice
 from ._metrics import checked_metrics, predictions_and_target
+from ._monitored import missing_metric
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -76,13 +78,15 @@ class Evaluation:
             raise OptionError(message)
         self.splits, self.at_end, self.at_start = splits, at_end, at_start
         self.metrics = checked_metrics(metrics)
-        off = [] if self.interval.within_epochs else ["after_step"]
+        off = [] if every_steps else ["after_step"]
+        off += [] if every_updates else ["after_update"]
         off += [] if self.metrics else ["setup", "before_eval", "eval_step"]
         vars(self).update(dict.fromkeys(off))  # nothing to do there: the hooks are not even called
         self._active: list[str] = []
         self.best = Best(monitor or f"{splits[0] if splits else 'val'}/loss", mode)
         self._monitored, self._mode = monitor is not None, mode
-        self._done: dict[str, int] = {}
+        self._done: dict[str, int] = {}  # the step at which each split was evaluated last, and the update
+        self._updates: dict[str, int] = {}
 
     # --- When ---
 
@@ -108,10 +112,14 @@ class Evaluation:
     @hookimpl
     def after_step(self, trainer: Trainer) -> None:
         """Ask for an evaluation when one is due."""
-        every, start = self.interval.updates, self.start_update
-        by_updates = every > 0 and trainer.every_n_updates(1) and _due(every, start, trainer.update)
-        if by_updates or _due(self.interval.steps, self.start_step, trainer.step + 1):
+        if _due(self.interval.steps, self.start_step, trainer.step + 1):
             self._request(trainer, trainer.step + 1)
+
+    @hookimpl
+    def after_update(self, trainer: Trainer) -> None:
+        """Ask for an evaluation when one is due, whatever has been evaluated before this update."""
+        if _due(self.interval.updates, self.start_update, trainer.update + 1):
+            self._request(trainer, None)
 
     @hookimpl
     def after_train_epoch(self, trainer: Trainer) -> None:
@@ -127,18 +135,23 @@ class Evaluation:
             return
         if self.at_end and not self.interval.never:
             for split in self._active:
-                if self._done.get(split) != trainer.step:
+                if not self._is_done(trainer, split, trainer.step):
                     trainer.evaluate(split)
         best = self.best
         if best.step is not None:
             log.info("best %s (%s): %g at step %d", best.metric, best.mode, best.value, best.step)
         elif self._monitored and self._active:
-            log.warning("evaluation.monitor = %r was never measured as a finite number", best.metric)
+            why = f"its split was never evaluated, or it was NaN{suggestion(best.metric, trainer.metrics)}"
+            log.warning("evaluation.monitor = %r was never measured as a finite number: %s", best.metric, why)
 
-    def _request(self, trainer: Trainer, step: int) -> None:
+    def _request(self, trainer: Trainer, step: int | None) -> None:
         for split in self._active:
-            if self._done.get(split) != step:
+            if step is None or not self._is_done(trainer, split, step):
                 trainer.request_eval(split)
+
+    def _is_done(self, trainer: Trainer, split: str, step: int) -> bool:
+        """Return whether a step has been evaluated, and no update has been made since: the end of an epoch may make one."""
+        return self._done.get(split) == step and self._updates.get(split, trainer.update) == trainer.update
 
     # --- What ---
 
@@ -175,26 +188,25 @@ class Evaluation:
     @hookimpl
     def after_eval(self, trainer: Trainer, split: str, metrics: Metrics) -> None:
         """Keep the best value of a training."""
-        self._done[split] = trainer.step
+        self._done[split], self._updates[split] = trainer.step, trainer.update
         if trainer.session is None or not trainer.session.training:
             return
         if self.best.metric in metrics:
             if self.best.update(metrics[self.best.metric], trainer.step):
                 trainer.log(f"best/{self.best.metric}", metrics[self.best.metric], reduce="last")
-        elif self._monitored and self.best.metric.startswith(f"{split}/") and self.best.step is not None:
+        elif self._monitored and (fault := missing_metric(trainer, "evaluation.monitor", self.best.metric, split, metrics)):
+            if self.best.step is None:
+                raise DataError(fault)
             log.warning("evaluation.monitor: %r was not measured at step %d", self.best.metric, trainer.step)
-        elif self._monitored and self.best.metric.startswith(f"{split}/"):
-            message = f"evaluation.monitor = {self.best.metric!r} is not among the metrics {', '.join(metrics)}"
-            raise DataError(message)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and which step was evaluated last; metrics begin anew with each evaluation."""
-        return {"best": self.best.state_dict(), "done": dict(self._done)}
+        return {"best": self.best.state_dict(), "done": dict(self._done), "updates": dict(self._updates)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore them."""
         self.best.load_state_dict(state["best"])
-        self._done = dict(state["done"])
+        self._done, self._updates = dict(state["done"]), dict(state.get("updates", {}))
 
 
 def _check_start(unit: str, start: int, every: int) -> None:

@@ -141,6 +141,10 @@ class FindBatchSize:
         trainer.loaders["train"] = resized(loader, size, drop_last=loader.drop_last)
         trainer._epoch_length = None  # known by the old loader
 
+    def decided_settings(self, state: Any) -> tuple[str, ...]:
+        """Return the setting that is not what the loader was given, if a size was found before."""
+        return ("batch_size",) if isinstance(state, dict) and state.get("size") is not None else ()
+
     def state_dict(self) -> dict[str, Any]:
         """Return what was found."""
         return {"size": self.size if self.apply else None}

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from trainhooks import OptionError, UsageError, hookimpl
+from trainhooks.compiled import named_parameters, plain_name
 from trainhooks.suggest import suggestion
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ class Freeze:
 
     def _chosen(self, model: nn.Module) -> dict[str, nn.Parameter]:
         """Return the parameters whose names match."""
-        known = dict(model.named_parameters(remove_duplicate=False))  # a tied parameter by any of its names
+        known = dict(named_parameters(model, remove_duplicate=False))  # a tied parameter by any of its names
         for pattern in self.parameters:
             if not any(fnmatchcase(name, pattern) for name in known):
                 inside = any(name.startswith(f"{pattern}.") for name in known)
@@ -150,7 +151,7 @@ class Freeze:
                 message = f"freeze.parameters: no parameter of the model matches {pattern!r}{hint or _named(known)}"
                 raise OptionError(message)
         ids = {id(one) for name, one in known.items() if self._matches(name)}
-        return {name: one for name, one in model.named_parameters() if id(one) in ids}
+        return {name: one for name, one in named_parameters(model) if id(one) in ids}
 
     def _matches(self, name: str) -> bool:
         return any(fnmatchcase(name, pattern) for pattern in self.parameters)
@@ -162,7 +163,7 @@ class Freeze:
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm):
                 own = list(module.parameters(recurse=False))
-                if all(id(one) in ids for one in own) if own else self._matches(f"{name}.running_mean"):
+                if all(id(one) in ids for one in own) if own else self._matches(plain_name(f"{name}.running_mean")):
                     found.append(module)
         return found
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn.utils import get_total_norm
 
 from trainhooks import OptionError, UsageError, hookimpl
+from trainhooks.compiled import named_parameters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -126,8 +127,8 @@ def module_of(name: str, depth: int) -> str:
 
 
 def _named(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters by name, each once; what ``torch.compile`` puts before the name is left out."""
-    return {name.replace("_orig_mod.", ""): parameter for name, parameter in model.named_parameters()}
+    """Return the parameters by name, each once."""
+    return dict(named_parameters(model))
 
 
 def _plain(tensor: Tensor) -> Tensor:

@@ -114,7 +114,7 @@ class LR(GroupSchedule):
         name = next(name for name, plugin in trainer.plugins.items() if plugin is self)
         key = f"schedulers/{name}"
         if key not in trainer.stateful:
-            trainer.stateful[key] = TorchSchedulers(self.torch_scheduler, trainer.optimizers)
+            trainer.stateful[key] = TorchSchedulers(self.torch_scheduler, trainer.optimizers, trainer.model)
         self._torch = trainer.stateful[key]
 
     @hookimpl

@@ -2,31 +2,32 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import json
 import logging
-import math
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, Final
 
 from trainhooks import hookimpl
+
+from ._csv_file import CsvFile
+from ._json_lines_file import JsonLinesFile
+from ._one_writer import folder_to_write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from trainhooks import Record, RunInfo, Trainer
+    from trainhooks.workdir import RunFolder
 
 log = logging.getLogger("trainhooks")
 
-_COUNTERS = ("step", "update", "epoch", "time")
+_BEGINS: Final = "logs_begin"
 
 
 class MetricsLog:
     """Writes ``metrics.csv`` and ``metrics.jsonl`` into the run folder; without a ``work_dir`` it writes nothing.
 
-    One row or line for each flush. A metric that appears later gets a column of its own; rows before it are left empty. A
-    resumed run drops what was logged after its checkpoint and goes on, so that each step stands there once. NaN and
+    One row or line for each flush. A metric that appears later gets a column of its own, rows before it are left empty; where the
+    file would have to be written anew for that too often, the values stand as JSON in a last column ``more`` until the file is
+    closed. A resumed run drops what was logged after its checkpoint and goes on, so that each step stands there once. NaN and
     infinity are ``null`` in JSON lines. A metric that is named like a counter (``epoch``) stands there as ``metric/epoch``.
 
     Args:
@@ -36,119 +37,75 @@ class MetricsLog:
 
     phase = "reporting"
     on_error = "disable"
+    records_per_call = 5000
 
     def __init__(self, csv: bool = True, jsonl: bool = True) -> None:
-        self._kinds = [name for name, wanted in (("metrics.csv", csv), ("metrics.jsonl", jsonl)) if wanted]
-        self._files: dict[str, TextIO] = {}
-        self._columns: list[str] = []
+        #: Their names.
+        self.files = [name for name, wanted in (("metrics.csv", csv), ("metrics.jsonl", jsonl)) if wanted]
+        self._files: list[CsvFile | JsonLinesFile] = []
+        self._folder: RunFolder | None = None
 
     @hookimpl
-    def before_train(self, trainer: Trainer) -> None:
-        """Open the files; on a resumed run drop what lies after its checkpoint."""
-        folder = trainer.run_folder
-        if folder is None or not trainer.is_main or self._files:
+    def setup(self, trainer: Trainer) -> None:
+        """Note where to write, if this is a training that writes."""
+        self._folder = folder_to_write(trainer, self, self.files)
+
+    @hookimpl
+    def report_start(self, run: RunInfo) -> None:
+        """Open the files; of a resumed run drop what lies after its checkpoint."""
+        self._close()
+        if self._folder is None:
             return
-        found = folder.record.get("logs_begin")
-        begins = (
-            dict(found) if isinstance(found, dict) else {}
-        )  # records before the first of each file: another folder has them
-        for name in self._kinds:
-            path = trainer.run_file(name)
+        try:
+            self._open(self._folder, run)
+        except BaseException:
+            self._close()
+            raise
+
+    def _open(self, folder: RunFolder, run: RunInfo) -> None:
+        found = folder.record.get(_BEGINS)
+        #: How many records came before the first of each file: another folder has them.
+        begins: dict[str, Any] = dict(found) if isinstance(found, dict) else {}
+        for name in self.files:
+            path = folder.file(name)
+            file = (CsvFile if name.endswith(".csv") else JsonLinesFile)(path)
             begin = begins.get(name, 0)
-            ours = max(trainer.records - begin, 0) if isinstance(begin, int) else trainer.records
-            if not (path.exists() and self._repair(path, trainer.step, ours)) and (trainer.records or name in begins):
-                begins[name] = trainer.records
-            self._files[name] = path.open("a", encoding="utf-8", newline="")
+            ours = max(run.resumed_records - begin, 0) if isinstance(begin, int) else run.resumed_records
+            kept = path.exists() and file.repair(run.resumed_step, ours)
+            if not kept and (run.resumed_records or name in begins):
+                begins[name] = run.resumed_records
+            self._files.append(file)
+            file.begin()
         if begins != (found or {}):
             folder.update(logs_begin=begins)
 
     @hookimpl
-    def report_metrics(self, run: RunInfo, records: Sequence[Record]) -> None:
-        """Append one row and one line for each record."""
-        for name, file in self._files.items():
-            if name.endswith(".csv"):
-                self._write_csv(name, records)
-            else:
-                for record in records:
-                    file.write(json.dumps(_as_dict(record, finite=True), ensure_ascii=False, allow_nan=False) + "\n")
-        for file in self._files.values():
-            file.flush()
+    def report_metrics(self, records: Sequence[Record]) -> None:
+        """Append one row and one line for each record: to all files, or when that fails to none."""
+        encoded = []
+        for file in self._files:
+            if not file.is_in_place():
+                log.warning("%s was removed; it is begun anew", file.path)
+                file.path.parent.mkdir(parents=True, exist_ok=True)
+                file.begin()
+            encoded.append(file.encode(records))
+        sizes = [file.size for file in self._files]
+        try:
+            for file, data in zip(self._files, encoded, strict=True):
+                file.append(data)
+        except BaseException:
+            for file, size in zip(self._files, sizes, strict=True):
+                file.take_back(size)
+            raise
 
     @hookimpl
-    def teardown(self) -> None:
+    def report_end(self) -> None:
         """Close the files."""
-        for file in self._files.values():
+        for file in self._files:
+            file.finish()
+        self._close()
+
+    def _close(self) -> None:
+        for file in self._files:
             file.close()
-        self._files = {}
-        self._columns = []
-
-    def _write_csv(self, name: str, records: Sequence[Record]) -> None:
-        rows = [_as_dict(record) for record in records]
-        new = dict.fromkeys(key for row in rows for key in row if key not in self._columns and key not in _COUNTERS)
-        if new or not self._columns:
-            self._columns += new
-            path = Path(self._files[name].name)
-            self._files[name].close()
-            _write_whole(path, _as_csv(self._columns, _read_csv(path)))  # each new column costs this once
-            self._files[name] = path.open("a", encoding="utf-8", newline="")
-        csv.DictWriter(self._files[name], [*_COUNTERS, *self._columns]).writerows(rows)
-
-    def _repair(self, path: Path, step: int, records: int) -> int:
-        """Keep what was logged when the checkpoint of ``step`` was made, and return how much that is.
-
-        A line that was cut by a kill is dropped.
-        """
-        if path.suffix == ".csv":
-            rows = [row for row in _read_csv(path) if _whole(row) and int(row["step"]) <= step]
-            rows = rows[:records]
-            self._columns = [key for key in (rows[0] if rows else {}) if key not in _COUNTERS]
-            _write_whole(path, _as_csv(self._columns, rows) if rows else "")
-            return len(rows)
-        kept = []
-        for line in _whole_lines(path).split("\n")[:-1]:
-            try:
-                if json.loads(line)["step"] <= step:
-                    kept.append(line + "\n")
-            except (ValueError, KeyError, TypeError):
-                log.warning("%s: dropped a line that is no record: %.40r", path, line)
-        _write_whole(path, "".join(kept[:records]))
-        return len(kept[:records])
-
-
-def _as_dict(record: Record, *, finite: bool = False) -> dict[str, Any]:
-    values = {
-        f"metric/{key}" if key in _COUNTERS else key: None if finite and not math.isfinite(value) else value
-        for key, value in record.values.items()
-    }
-    return {"step": record.step, "update": record.update, "epoch": record.epoch, "time": record.time, **values}
-
-
-def _read_csv(path: Path) -> list[dict[str, Any]]:
-    return list(csv.DictReader(io.StringIO(_whole_lines(path), newline="")))
-
-
-def _as_csv(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> str:
-    text = io.StringIO(newline="")
-    writer = csv.DictWriter(text, [*_COUNTERS, *columns])
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue()
-
-
-def _whole_lines(path: Path) -> str:
-    """Read a file up to its last line end: a kill may have cut what comes after, within a number or a character."""
-    data = path.read_bytes()
-    return data[: data.rfind(b"\n") + 1].decode("utf-8", errors="replace")
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """Replace a file in one go, so that a kill in the middle costs nothing."""
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.unlink(missing_ok=True)
-    with temporary.open("xb") as file:  # never through a link
-        file.write(text.encode("utf-8"))
-    temporary.replace(path)
-
-
-def _whole(row: dict[str, Any]) -> bool:
-    return None not in row and None not in row.values() and row.get("step", "").isdigit()
+        self._files = []

@@ -93,6 +93,10 @@ class Momentum(GroupSchedule):
             groups,
         )
 
+    def decided_settings(self, state: Any) -> tuple[str, ...]:
+        """Return the options of the optimizer that are not what it was given: ``base`` takes their place."""
+        return (*super().decided_settings(state), "betas") if self.base is not None else ()
+
     def read(self, group: Mapping[str, Any]) -> Any:
         """Return ``momentum``, or the first of ``betas``, or ``None``."""
         return group["momentum"] if "momentum" in group else group["betas"][0] if "betas" in group else None

@@ -8,6 +8,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from trainhooks import DataError, OptionError, UsageError, hookimpl
 from trainhooks.best import Mode, direction
+from trainhooks.suggest import suggestion
+
+from ._monitored import missing_metric
 
 if TYPE_CHECKING:
     from trainhooks import Trainer
@@ -87,15 +90,15 @@ class Plateau:
             self._measured = True
             if self._counted(metrics[self.monitor]):
                 self._reduce(trainer)
-        elif self.monitor.startswith(f"{split}/"):
-            message = f"plateau.monitor = {self.monitor!r} is not among the metrics {', '.join(metrics)}"
-            raise DataError(message)
+        elif (fault := missing_metric(trainer, "plateau.monitor", self.monitor, split, metrics)) is not None:
+            raise DataError(fault)
 
     @hookimpl
-    def after_train(self) -> None:
+    def after_train(self, trainer: Trainer) -> None:
         """Say so if there was nothing to follow."""
         if not self._measured:
-            log.warning("plateau: %r was not measured in this run, so no rate was changed", self.monitor)
+            hint = suggestion(self.monitor, trainer.metrics)
+            log.warning("plateau: %r was not measured in this run, so no rate was changed%s", self.monitor, hint)
 
     def improves(self, value: float) -> bool:
         """Return whether a value is better than the best one by ``min_delta``."""
@@ -134,6 +137,7 @@ class Plateau:
 
     def _reduce_group(self, group: dict[str, Any]) -> None:
         scale = group.get("lr_scale", 1.0)
+        group.setdefault("initial_lr", float(group["lr"]) / scale)  # what it was given, as schedules keep it
         floor = min(self.min_lr / group["initial_lr"], 1.0) if group.get("initial_lr") else 0.0
         group["lr_scale"] = min(max(scale * self.factor, floor), scale)
         old = float(group["lr"])
@@ -146,8 +150,13 @@ class Plateau:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the best value and the counts; what was reduced is in the optimizer's groups."""
-        return {"best": self.best, "bad": self.bad, "cooling": self.cooling}
+        watched = [self.monitor, self.mode]
+        return {"watched": watched, "best": self.best, "bad": self.bad, "cooling": self.cooling}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from them."""
+        """Go on from them, unless they belong to another metric or direction."""
+        watched = state.get("watched", [self.monitor, self.mode])  # not in checkpoints of before version 0.2
+        if list(watched) != [self.monitor, self.mode]:
+            log.warning("plateau: starting anew, the checkpoint watched %s (%s)", *watched)
+            return
         self.best, self.bad, self.cooling = state["best"], state["bad"], state["cooling"]

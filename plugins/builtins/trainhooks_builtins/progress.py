@@ -1,61 +1,58 @@
-"""``progress``: a bar on a terminal and in notebooks, plain lines elsewhere."""
+"""``progress``: a bar on a terminal and in notebooks, a live view of the run on request, plain lines elsewhere."""
 
 from __future__ import annotations
 
-import os
+import logging
 import sys
 import time
-from datetime import timedelta
+from functools import partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from trainhooks import hookimpl
+from trainhooks.best import Best
+from trainhooks.data import length_of
+
+from ._choices import check_choice
+from ._progress_rate import Rate
+from ._progress_readings import counts, latest_metrics, short, speed, steps_text, time_left
+from ._terminal import can_move_cursor, in_ci
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.progress import Progress as RichProgress
+    from collections.abc import Callable, Generator
 
     from trainhooks import Trainer
     from trainhooks.types import Metrics
 
-_REFRESH_S = 0.1
+    from ._progress_screen import Screen
+    from ._progress_watch import Watch
+
+log = logging.getLogger("trainhooks")
+
+Style = Literal["auto", "bar", "live", "lines", "off"]
+
+_BAR_S, _LIVE_S = 0.2, 0.25
 _LINES = 20
 _SILENCE_S = 60.0
-_TELLING = 3  # metrics that come before the speed
-
-
-class Rate:
-    """Steps per second since this run began; what was done before a resume does not count.
-
-    Args:
-        step: Steps done when the clock starts.
-        now: Seconds.
-    """
-
-    def __init__(self, step: int, now: float) -> None:
-        self._step, self._began = step, now
-
-    def per_second(self, step: int, now: float) -> float | None:
-        """Return steps per second, or ``None`` while nothing has been done."""
-        done, seconds = step - self._step, now - self._began
-        return done / seconds if done > 0 and seconds > 0 else None
-
-    def seconds_left(self, step: int, total: int | None, now: float) -> float | None:
-        """Return the estimated time to ``total`` steps, or ``None`` where it cannot be known."""
-        rate = self.per_second(step, now)
-        return None if rate is None or total is None else max(total - step, 0) / rate
+_LOOK_S = 1.0  # so often the lines look at the clock, by the speed of late; at least after so many steps:
+_LOOK_STEPS = 100
 
 
 class Progress:
-    """Shows how far the training is, its latest metrics, its speed and the time left.
+    """Shows how far the training is, its latest metrics, its speed, the time left, and what is being waited for.
 
-    On a terminal and in notebooks with ipywidgets a bar of rich, elsewhere (files, pipes, ``TERM=dumb``) plain lines: about
-    20 in a run whose length is known, and at least one a minute; the last one says how it ended. Only the main process
+    On a terminal and in notebooks with ipywidgets a bar, elsewhere (files, pipes, ``TERM=dumb``, terminals of CI) plain lines:
+    about 20 in a run whose length is known, and at least one a minute; the last one says how it ended. ``live`` is a
+    panel with all metrics (the latest value, the median of the last 20, the best of evaluations), rates and where the time goes.
+    Bar and panel are drawn by a thread that looks at the run, so they cost a step nothing; what is printed or logged
+    meanwhile, by workers that were forked too, goes above them; what other processes and libraries in C write to the terminal by
+    themselves does not, and leaves the line as it was above itself. ``epoch 3/10`` is the running one: the third. A narrow
+    terminal shows the first of the steps, the time left, the speed, the loss, and what else there is. Only the main process
     prints.
 
     Args:
-        style: ``bar``, ``lines``, ``off``, or what fits (``auto``).
+        style: ``bar``, ``live``, ``lines``, ``off``, or what fits (``auto``). Where there is no terminal, ``bar`` and ``live``
+            are plain lines, too.
         metrics: Which metrics to show; by default those of training and of evaluations, and plain names such as ``lr``.
         clock: Returns seconds; only differences are used.
     """
@@ -65,38 +62,47 @@ class Progress:
 
     def __init__(
         self,
-        style: Literal["auto", "bar", "lines", "off"] = "auto",
+        style: Style = "auto",
         metrics: tuple[str, ...] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        check_choice("style", style, Style)
         self.style, self.metrics = style, metrics
         self._clock = clock
-        self._bar: RichProgress | None = None
-        self._task: Any = None
+        self._bar: Screen | None = None
         self._rate: Rate | None = None
+        self._began = 0  # steps done when the run, or its resume, began
         self._next_step = 0
         self._next_time = 0.0
         self._shown = -1
+        self._best: dict[str, Best] = {}
+        self._watch: Watch | None = None
+        self._told = False
+        if style in ("lines", "off"):
+            vars(self)["after_eval_step"] = vars(self)["before_eval"] = None  # nobody watches: the hooks are not even called
+
+    # --- The run ---
+
+    @hookimpl
+    def setup(self, trainer: Trainer) -> None:
+        """Learn of checkpoints."""
+        trainer._save_begins.append(self._leave_save_out)
 
     @hookimpl
     def before_train(self, trainer: Trainer) -> None:
         """Show the bar, or the first line."""
-        if self.style == "auto":
-            self._style = "bar" if _is_interactive() else "lines"
-        else:
-            self._style = self.style
-        if not trainer.is_main:
-            self._style = "off"
-        self._rate = Rate(trainer.step, self._clock())
-        self._next_step, self._next_time = trainer.step + 1, 0.0
-        if self._style == "off":
-            self._next_step = sys.maxsize
-        elif self._style == "bar":
-            self._bar = _make_bar()
-            self._task = self._bar.add_task("train", total=trainer.total_steps, completed=trainer.step, facts="")
-            self._bar.start()
-        else:
-            self._show(trainer, trainer.step)
+        self._style = self._fitting() if trainer.is_main else "off"
+        self._began = trainer.step
+        self._rate = Rate(trainer.step, self._clock(), trainer.update)
+        self._next_step, self._next_time, self._shown = trainer.step + 1, 0.0, -1
+        self._best = {}
+        if self._style == "lines":
+            if not trainer.limit_reached:
+                self._show(trainer, trainer.step)
+            return
+        self._next_step = sys.maxsize
+        if self._style != "off":
+            self._open_screen(trainer, self._rate)
 
     @hookimpl
     def after_step(self, trainer: Trainer) -> None:
@@ -105,83 +111,149 @@ class Progress:
             self._show(trainer, trainer.step + 1)
 
     @hookimpl
+    def after_train(self, trainer: Trainer) -> None:
+        """Show the last step and how it ended; a bar stays until all is delivered."""
+        if self._rate is not None and self._style == "lines":
+            if trainer.step > self._began:
+                self._show(trainer, trainer.step, last=True)
+            self._say_end(trainer)
+            self._rate = None
+
+    @hookimpl
+    def teardown(self, trainer: Trainer) -> None:
+        """Close the bar, whatever happened, and say how it ended."""
+        trainer._save_begins.remove(self._leave_save_out)
+        rate, self._rate = self._rate, None
+        screen = self._bar
+        try:
+            self._close()
+        finally:
+            if rate is not None and screen is not None:
+                self._say_end(trainer)
+
+    # --- Evaluations and checkpoints ---
+
+    @hookimpl
+    def before_eval(self, trainer: Trainer, split: str) -> None:
+        """Count the batches of an evaluation."""
+        if self._watch is not None:
+            self._watch.batches = (0, length_of(trainer.loaders.get(split)))
+
+    @hookimpl
+    def after_eval_step(self) -> None:
+        """Count one more."""
+        if self._watch is not None:
+            done, total = self._watch.batches
+            self._watch.batches = (done + 1, total)
+
+    @hookimpl
     def after_eval(self, trainer: Trainer, split: str, metrics: Metrics) -> None:
         """Show the result of an evaluation during training."""
+        for name, value in metrics.items():
+            self._best.setdefault(name, Best(name)).update(value, trainer.step)
         if self._rate is not None and self._style != "off":
-            values = "  ".join(f"{name} {_short(value)}" for name, value in metrics.items())
+            values = "  ".join(f"{name} {short(value)}" for name, value in metrics.items())
             self._print(f"{split} at step {trainer.step}: {values}")
 
-    @hookimpl
-    def after_train(self, trainer: Trainer) -> None:
-        """Show the last step and how it ended."""
-        if self._rate is None or self._style == "off":
-            return
-        self._show(trainer, trainer.step, last=True)
-        self._close()
-        outcome = trainer.outcome
-        if outcome is not None:
-            reason = f" ({outcome.reason})" if outcome.reason else ""
-            self._print(f"{outcome.status}{reason} at {self._counts(trainer, trainer.step)}")
-        self._rate = None
+    @hookimpl(wrapper=True)
+    def evaluate(self, trainer: Trainer) -> Generator[None, Metrics, Metrics]:
+        """Count the time of an evaluation apart from that of steps."""
+        rate = self._begin_pause()
+        try:
+            return (yield)
+        finally:
+            self._end_pause(rate, "evaluate", trainer)
 
-    @hookimpl
-    def teardown(self) -> None:
-        """Close the bar, whatever happened."""
-        self._close()
-        self._rate = None
+    def _leave_save_out(self, trainer: Trainer) -> Callable[[], None]:
+        """Count the time of a checkpoint apart, until what is returned is called."""
+        return partial(self._end_pause, self._begin_pause(), "checkpoint", trainer)
+
+    def _begin_pause(self) -> Rate | None:
+        if self._rate is not None:
+            self._rate.begin_pause(self._clock())
+        return self._rate
+
+    def _end_pause(self, rate: Rate | None, kind: str, trainer: Trainer) -> None:
+        if rate is not None:
+            rate.end_pause(kind, trainer.step, self._clock())
+
+    # --- Lines ---
 
     def _show(self, trainer: Trainer, step: int, *, last: bool = False) -> None:
         assert self._rate is not None  # noqa: S101 - set in before_train
-        now = self._clock()
-        rate, left = self._rate.per_second(step, now), self._rate.seconds_left(step, trainer.total_steps, now)
-        metrics, speed = self._metrics(trainer), [f"{_short(rate)} steps/s"] if rate else []
-        if self._bar is not None:  # whose end a narrow terminal does not show
-            facts = "  ".join([f"{_duration(left)} left", *metrics[:_TELLING], *speed, *metrics[_TELLING:]])
-            self._bar.update(self._task, completed=step, facts=facts, total=trainer.total_steps)
-            self._next_step = step + max(int((rate or 0) * _REFRESH_S), 1)
-            return
-        if step != self._shown and (last or now >= self._next_time or self._is_mark(step, trainer.total_steps)):
+        now, total = self._clock(), trainer.total_steps
+        self._rate.observe(step, now)
+        if step != self._shown and (last or now >= self._next_time or self._is_mark(step, total)):
             self._shown, self._next_time = step, now + _SILENCE_S
-            print("  ".join([self._counts(trainer, step), *metrics, *speed, f"{_duration(left)} left"]), flush=True)
-        self._next_step = self._next_mark(step, trainer.total_steps, (rate or 0) * (self._next_time - now))
+            words = [steps_text(trainer, step), *counts(trainer), *latest_metrics(trainer, self.metrics)]
+            words += [*speed(trainer, self._rate.per_second(step, now))[:1], *time_left(trainer, self._rate, step, now)]
+            self._print("  ".join(words))
+        self._next_step = self._next_look(step, total, self._rate.per_second(step, now) or 0)
 
-    def _next_mark(self, step: int, total: int | None, in_silence: float) -> int:
-        """Return the next step to look at: the next twentieth of the run, or a minute after the last line."""
-        by_time = step + max(int(in_silence), 1)
+    @staticmethod
+    def _next_look(step: int, total: int | None, rate: float) -> int:
+        """Return the next step to look at: the next twentieth of the run, or about a second later."""
+        soon = step + min(max(int(rate * _LOOK_S), 1), _LOOK_STEPS)
         if total is None:
-            return by_time
+            return soon
         part = _part(total)
-        return min((step // part + 1) * part, by_time)
+        return min((step // part + 1) * part, soon)
 
     @staticmethod
     def _is_mark(step: int, total: int | None) -> bool:
         return total is not None and step % _part(total) == 0
 
-    def _counts(self, trainer: Trainer, step: int) -> str:
-        total = trainer.total_steps
-        return f"step {step}/{total}" if total is not None else f"step {step}"
+    # --- The end ---
 
-    def _metrics(self, trainer: Trainer) -> list[str]:
-        """Return the latest values, the most telling ones first: the loss, evaluations, what else is of training, the rest."""
-        metrics, splits = trainer.metrics, set(trainer.loaders) - {"train"}
-        names = self.metrics
-        if not names:
-            parts = {name: name.rpartition("/")[0] for name in metrics}
-            telling = {"train/loss": 0} | {name: 1 for name, split in parts.items() if split in splits}
-            names = tuple(name for name, split in parts.items() if split in ("", "train") or name in telling)
-            names = tuple(sorted(names, key=lambda name: telling.get(name, 2 if parts[name] else 3)))
-        return [f"{name} {_short(metrics[name])}" for name in names if name in metrics]
+    def _say_end(self, trainer: Trainer) -> None:
+        outcome = trainer.outcome
+        if outcome is not None:
+            reason = f" ({outcome.reason})" if outcome.reason else ""
+            nothing = ", 0 steps trained" if trainer.step == self._began and not trainer.dropped else ""
+            self._print(f"{outcome.status}{reason} at {steps_text(trainer, trainer.step)}{nothing}")
 
     def _print(self, line: str) -> None:
         if self._bar is not None:
-            self._bar.console.print(line, markup=False, highlight=False)
-        else:
+            self._bar.print(line)
+            return
+        try:
             print(line, flush=True)
+        except UnicodeEncodeError:  # a name or a reason that the terminal cannot show
+            encoding = sys.stdout.encoding
+            print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
 
     def _close(self) -> None:
-        bar, self._bar = self._bar, None
-        if bar is not None:
-            bar.stop()
+        screen, self._bar = self._bar, None
+        self._watch = None
+        if screen is not None:
+            screen.close()
+            if screen.error is not None:  # of the thread: the policy of this plugin decides, here
+                raise screen.error
+
+    # --- Where it is shown ---
+
+    def _fitting(self) -> Literal["bar", "live", "lines", "off"]:
+        """Return the style that is meant and possible here."""
+        if self.style == "off" or sys.stdout is None:
+            return "off"
+        if self.style == "lines":
+            return "lines"
+        if _is_interactive() and not (self.style == "auto" and in_ci()):
+            return "live" if self.style == "live" else "bar"
+        if self.style != "auto" and not self._told:
+            self._told = True
+            log.warning("progress.style = %r: there is no terminal here that could show it, so it is plain lines", self.style)
+        return "lines"
+
+    def _open_screen(self, trainer: Trainer, rate: Rate) -> None:
+        from ._progress_screen import Screen
+        from ._progress_watch import Watch
+
+        self._watch = Watch(trainer, rate, self._clock, self.metrics, self._best)
+        live = self._style == "live"
+        render = self._watch.panel if live else self._watch.bar
+        self._bar = Screen(render, notebook=_in_notebook(), every_s=_LIVE_S if live else _BAR_S)
+        self._bar.start()
 
 
 def _part(total: int) -> int:
@@ -189,25 +261,12 @@ def _part(total: int) -> int:
     return max(-(-total // _LINES), 1)
 
 
-def _make_bar() -> RichProgress:
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.table import Column
-
-    console = Console(file=sys.stdout, force_jupyter=True) if _in_notebook() else Console(file=sys.stdout)
-    facts = Column(ratio=1, no_wrap=True, overflow="ellipsis")  # what is too long gives way, not the bar and the counts
-    columns = (
-        BarColumn(bar_width=16, table_column=Column(min_width=16)),
-        MofNCompleteColumn(table_column=Column(no_wrap=True, min_width=9)),
-        TextColumn("{task.fields[facts]}", markup=False, table_column=facts),
-    )
-    return Progress(*columns, console=console, refresh_per_second=10, expand=True)
-
-
 def _is_interactive() -> bool:
+    """Return whether a bar can be drawn: on a terminal that can move its cursor and has none yet, or in a notebook."""
     if _in_notebook():
         return find_spec("ipywidgets") is not None  # rich draws its bar with it, and shows nothing without
-    return sys.stdout.isatty() and os.environ.get("TERM", "") != "dumb"
+    drawn_on = type(sys.stdout).__module__ == f"{__package__}._progress_screen"  # by the run around this one
+    return not drawn_on and sys.stdout.isatty() and can_move_cursor()
 
 
 def _in_notebook() -> bool:
@@ -215,11 +274,3 @@ def _in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None and hasattr(ipython, "get_ipython") else None
     return getattr(shell, "kernel", None) is not None
-
-
-def _short(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _duration(seconds: float | None) -> str:
-    return "?" if seconds is None else str(timedelta(seconds=round(seconds)))

@@ -4,36 +4,31 @@ from __future__ import annotations
 
 import http.client
 import json
-import logging
 import math
 import os
 import string
-import time
 import urllib.error
 import urllib.parse
 import urllib.request
 from typing import TYPE_CHECKING, Any
 
 from trainhooks import OptionError, hookimpl
+from trainhooks.run_record import finite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Sequence
 
-    from trainhooks import Outcome, Record, RunInfo, Trainer
-
-log = logging.getLogger("trainhooks")
-
-#: Failures in a row after which it pauses.
-_PATIENCE = 3
+    from trainhooks import Outcome, Record, RunInfo
 
 
 class RemoteMonitor:
     """Posts each record of metrics to a URL as JSON, and the outcome at the end.
 
-    The body is ``{"run": ..., "step": ..., "update": ..., "epoch": ..., "time": ..., "metrics": {...}}``, at the end
-    ``{"run": ..., "outcome": {...}}``; NaN and infinity are ``null``. It is sent by the reporter thread, so that a slow or
-    dead server does not slow the training. What cannot be delivered is lost: each kind of failure is said once, the number at
-    the end. After three failures in a row nothing is tried for ``pause_s`` seconds.
+    The body is ``{"run": ..., "id": ..., "step": ..., "update": ..., "epoch": ..., "time": ..., "metrics": {...}}``, at the end
+    ``{"run": ..., "id": ..., "outcome": {...}}``; NaN and infinity are ``null``. While the server is away, hangs or answers with
+    anything but 2xx, the records wait, and are sent in order when it takes them; one that it goes on to refuse while it takes the
+    next is given up. What was lost is said at the end. A server may see a record twice, if its answer was lost or the run
+    was resumed from before it: with the same ``id``, ``step`` and values.
 
     Args:
         url: Where to, ``http://`` or ``https://``. Redirects are not followed. ``$NAME`` stands for that environment variable,
@@ -42,8 +37,6 @@ class RemoteMonitor:
         field: Send a form with the JSON in this field, instead of JSON itself.
         batch_size: Records in one request; above 1 the body is a list of up to so many.
         timeout_s: Seconds to wait for the server, at each request.
-        pause_s: Seconds of the pause.
-        clock: Returns seconds; only differences are used.
     """
 
     phase = "reporting"
@@ -56,89 +49,59 @@ class RemoteMonitor:
         field: str | None = None,
         batch_size: int = 1,
         timeout_s: float = 5.0,
-        pause_s: float = 60.0,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.url = _checked(_filled("url", url))
         if batch_size < 1:
             message = f"batch_size = {batch_size}: must be at least 1"
             raise OptionError(message)
-        if not (0 < timeout_s < math.inf and pause_s >= 0):
-            message = f"timeout_s = {timeout_s}, pause_s = {pause_s}: must be above 0, and 0 or more; timeout_s finite"
+        if not 0 < timeout_s < math.inf:
+            message = f"timeout_s = {timeout_s}: must be above 0 and finite"
             raise OptionError(message)
-        self.field, self.batch_size, self.timeout_s, self.pause_s = field, batch_size, timeout_s, pause_s
+        self.field, self.batch_size, self.timeout_s = field, batch_size, timeout_s
+        #: So that a call is a request: what is handed over again has not been taken.
+        self.records_per_call = batch_size
         self._headers = {name: _filled(f"headers: {name}", value) for name, value in (headers or {}).items()}
-        self._clock = clock
         self._opener = urllib.request.build_opener(_NoRedirects)
-        self._said: set[str] = set()
-        self._failures = 0
-        self._paused_at: float | None = None
-        self._trains = False
-        #: Records that were delivered, and that were not.
-        self.delivered = self.lost = 0
-
-    @hookimpl
-    def before_train(self) -> None:
-        """Remember that there will be an outcome to send."""
-        self._trains = True
+        #: Records that were delivered.
+        self.delivered = 0
 
     @hookimpl
     def report_metrics(self, run: RunInfo, records: Sequence[Record]) -> None:
-        """Post the records."""
-        bodies = [_as_dict(run.name, record) for record in records]
-        for first in range(0, len(bodies), self.batch_size):
-            part = bodies[first : first + self.batch_size]
-            if self._paused() or not self._post(part if self.batch_size > 1 else part[0]):
-                self.lost += len(part)
-            else:
-                self.delivered += len(part)
+        """Post the records in one request.
+
+        Raises:
+            OSError: The server does not take them now.
+        """
+        bodies = [_as_dict(run, record) for record in records]
+        self._post(bodies if self.batch_size > 1 else bodies[0])
+        self.delivered += len(records)
 
     @hookimpl
-    def teardown(self, trainer: Trainer, outcome: Outcome) -> None:
-        """Post the outcome, and say how much was lost."""
-        if self._trains and trainer.is_main:
-            metrics = _finite(outcome.metrics)
-            fields = {name: getattr(outcome, name) for name in ("status", "reason", "step", "update", "epoch")}
-            if not self._paused():
-                self._post({"run": trainer.run_info().name, "outcome": {**fields, "metrics": metrics}})
-        self._trains = False
-        if self.lost:
-            total = self.lost + self.delivered
-            log.warning("remote_monitor: %d of %d records did not reach %s", self.lost, total, _shown(self.url))
+    def report_end(self, run: RunInfo, outcome: Outcome) -> None:
+        """Post the outcome."""
+        fields = {name: getattr(outcome, name) for name in ("status", "reason", "step", "update", "epoch")}
+        self._post({"run": run.name, "id": run.id, "outcome": {**fields, "metrics": finite(dict(outcome.metrics))}})
 
-    def _paused(self) -> bool:
-        if self._paused_at is not None and self._clock() - self._paused_at >= self.pause_s:
-            self._paused_at, self._failures = None, 0
-        return self._paused_at is not None
-
-    def _post(self, body: Any) -> bool:
-        """Send one request; return whether the server took it."""
+    def _post(self, body: Any) -> None:
+        """Send one request."""
         text = json.dumps(body, allow_nan=False)
         kind = "application/json"
         if self.field is not None:
             text, kind = urllib.parse.urlencode({self.field: text}), "application/x-www-form-urlencoded"
         headers = {"Content-Type": kind, "User-Agent": "trainhooks", **self._headers}
         request = urllib.request.Request(self.url, text.encode(), headers, method="POST")  # noqa: S310 - http or https
+        shown = _shown(self.url)
         try:
             self._opener.open(request, timeout=self.timeout_s).close()
         except urllib.error.HTTPError as error:
             error.close()
-            self._failed(f"HTTP {error.code}", f"{error.code} {error.reason}")
+            message = f"{shown} answered {error.code} {error.reason}"
+            raise ConnectionError(message) from None
         except (OSError, http.client.HTTPException) as error:
             cause = getattr(error, "reason", error)
-            self._failed(type(cause).__name__, f"{type(cause).__name__}: {cause}")
-        else:
-            self._failures = 0
-            return True
-        return False
-
-    def _failed(self, kind: str, text: str) -> None:
-        self._failures += 1
-        if self._failures >= _PATIENCE:
-            self._paused_at = self._clock()
-        if kind not in self._said:
-            self._said.add(kind)
-            log.warning("remote_monitor: %s did not take metrics (%s); the training goes on without", _shown(self.url), text)
+            slow = f"no answer within {self.timeout_s:g} s" if isinstance(cause, TimeoutError) else ""
+            message = f"{shown}: {slow or cause or type(cause).__name__}"
+            raise ConnectionError(message) from None
 
 
 class _NoRedirects(urllib.request.HTTPRedirectHandler):
@@ -148,13 +111,9 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
         """Follow nothing."""
 
 
-def _as_dict(name: str, record: Record) -> dict[str, Any]:
+def _as_dict(run: RunInfo, record: Record) -> dict[str, Any]:
     counters = {"step": record.step, "update": record.update, "epoch": record.epoch, "time": record.time}
-    return {"run": name, **counters, "metrics": _finite(record.values)}
-
-
-def _finite(values: Mapping[str, float]) -> dict[str, float | None]:
-    return {name: value if math.isfinite(value) else None for name, value in values.items()}
+    return {"run": run.name, "id": run.id, **counters, "metrics": finite(dict(record.values))}
 
 
 def _checked(url: str) -> str:

@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import signal
+import sys
 import threading
 import time
 import weakref
@@ -34,6 +35,8 @@ class Signals:
     ``Terminated``, a ``SystemExit`` (128 + n, 143 for SIGTERM). A second Ctrl-C ends the run at once, without a checkpoint, a
     third one ends the process; a second one of the others changes nothing.
 
+    SIGHUP comes when the terminal of a run is closed; started with ``nohup`` a run ignores it and goes on.
+
     A handler that was there is called too, and what it raises is raised from ``train()`` in the end. A signal that is ignored
     stays ignored. Afterwards everything is as it was found. In a thread other than the main one no signal is handled, nor while
     ``evaluate()`` or ``predict()`` run by themselves, which have nothing to save.
@@ -48,7 +51,7 @@ class Signals:
 
     phase = "bookkeeping"  # first to be set up, last to be torn down
 
-    def __init__(self, signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGUSR1"), patience_s: float = 10.0) -> None:
+    def __init__(self, signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGHUP"), patience_s: float = 10.0) -> None:
         if not (patience_s > 0 and math.isfinite(patience_s)):
             message = f"patience_s = {patience_s}: must be above 0"
             raise OptionError(message)
@@ -149,8 +152,10 @@ class _Handler:
         name = "Ctrl-C" if self.number == signal.SIGINT else self.number.name
         then = ", saving a checkpoint" if trainer.saves and trainer.manager.has("save_checkpoint") else ""
         again = "; Ctrl-C again ends at once, and saves nothing" if self.number == signal.SIGINT else ""
+        text = f"trainhooks: {name}: ending after this step{then}{again}"
+        in_place = getattr(sys.stderr, "in_place", None)  # of a bar that is drawn there
         with suppress(OSError):
-            os.write(2, f"\ntrainhooks: {name}: ending after this step{then}{again}\n".encode())
+            os.write(2, (in_place(text) if in_place is not None else f"\n{text}\n").encode())
 
     def _call_found(self, signum: int, frame: Any) -> BaseException | None:
         """Call the handler that was there; return what it raises, which would come in the middle of a step."""

@@ -7,7 +7,9 @@ import math
 from typing import TYPE_CHECKING, Any, Literal
 
 from trainhooks import OptionError, UsageError, hookimpl
+from trainhooks.compiled import plain_name
 from trainhooks.intervals import Interval
+from trainhooks.optimizers import group_names, saved_places
 
 from ._average import Average
 from ._averaging import EvaluatesWithAverage, model_of
@@ -97,6 +99,7 @@ class SWA(EvaluatesWithAverage):
         self._began: int | None = None  # the first update of the last part
         self._epochs = 0  # complete epochs with updates of the last part
         self._rates: dict[str, list[float]] = {}  # before the last part, by optimizer and group
+        self._groups: dict[str, list[list[str]]] = {}  # the names of the parameters of these groups
         self._statistics: dict[str, Tensor] = {}  # of batch normalization, that belong to the average
         self._measured = False
         self._warned = False
@@ -107,8 +110,15 @@ class SWA(EvaluatesWithAverage):
 
     @hookimpl
     def before_train(self, trainer: Trainer) -> None:
-        """Work out when the last part begins; it has begun if the run was resumed in it."""
+        """Work out when the last part begins; it has begun if the run was resumed in it, where groups may stand in another order."""
         self._average.bind(model_of(trainer, "swa"))
+        for name in self._groups.keys() & trainer.optimizers.keys():
+            present, rates = group_names(trainer.optimizers[name], trainer.model), self._rates[name]
+            places = saved_places(self._groups[name], present)
+            while places and places[-1] is None:
+                places.pop()
+            self._groups[name] = present[: len(places)]
+            self._rates[name] = [math.nan if place is None else rates[place] for place in places]
         if self.lr is not None and not trainer.optimizers:
             message = "plugin 'swa' needs an optimizer whose rate it can set, this training has none; leave out swa.lr"
             raise UsageError(message)
@@ -177,6 +187,10 @@ class SWA(EvaluatesWithAverage):
             name: [float(group["lr"]) for group in optimizer.param_groups]
             for name, optimizer in (trainer.optimizers.items() if self.lr is not None else ())
         }
+        self._groups = {name: group_names(trainer.optimizers[name], trainer.model) for name in self._rates}
+        for name in self._rates:
+            for group in trainer.optimizers[name].param_groups:  # what it was given, as schedules keep it
+                group.setdefault("initial_lr", float(group["lr"]) / group.get("lr_scale", 1.0))
 
     def _add(self) -> None:
         if self.averaged_weights == 0:
@@ -205,6 +219,8 @@ class SWA(EvaluatesWithAverage):
             return
         for name, rates in self._rates.items():
             for group, before in zip(trainer.optimizers[name].param_groups, rates, strict=False):
+                if math.isnan(before):  # a group that was added since
+                    continue
                 rate = self.rate(before, self._epochs)
                 if hasattr(group["lr"], "fill_"):  # a tensor, which a captured or compiled optimizer holds on to
                     group["lr"].fill_(rate)
@@ -218,7 +234,7 @@ class SWA(EvaluatesWithAverage):
         if layer is None:
             return None
         self._measure(trainer)
-        buffers = dict(trainer.model.named_buffers())
+        buffers = {plain_name(name): buffer for name, buffer in trainer.model.named_buffers()}
         statistics = [(buffers[name], statistic.to(buffers[name].device)) for name, statistic in self._statistics.items()]
         return layer + statistics
 
@@ -237,12 +253,13 @@ class SWA(EvaluatesWithAverage):
                 self._warned = True
                 return
             assert loader is not None  # noqa: S101 - it is readable
-            self._statistics = measured(trainer, norms, self._average.layer(), loader, self.bn_batches)
+            found = measured(trainer, norms, self._average.layer(), loader, self.bn_batches)
+            self._statistics = {plain_name(name): statistic for name, statistic in found.items()}
         self._measured = True
 
     def _apply(self, trainer: Trainer) -> None:
         super()._apply(trainer)
-        buffers = dict(trainer.model.named_buffers())
+        buffers = {plain_name(name): buffer for name, buffer in trainer.model.named_buffers()}
         for name, statistic in self._statistics.items():
             buffers[name].copy_(statistic)
 
@@ -251,13 +268,14 @@ class SWA(EvaluatesWithAverage):
     def state_dict(self) -> dict[str, Any]:
         """Return the average, how many weights are in it, its statistics, and when the last part began."""
         return {
-            "average": self.average,
+            "average": dict(self._average.tensors),
             "averaged_weights": self.averaged_weights,
             "statistics": dict(self._statistics),
             "measured": self._measured,
             "began": self._began,
             "epochs": self._epochs,
             "rates": {name: list(rates) for name, rates in self._rates.items()},
+            "groups": dict(self._groups),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -267,3 +285,4 @@ class SWA(EvaluatesWithAverage):
         self._measured, self.averaged_weights = state["measured"], state["averaged_weights"]
         self._began, self._epochs = state["began"], state["epochs"]
         self._rates = {name: list(rates) for name, rates in state["rates"].items()}
+        self._groups = dict(state.get("groups", {}))  # before version 0.2 they had to stay where they were

@@ -75,6 +75,7 @@ class Throughput(PausedMark):
     @hookimpl
     def setup(self, trainer: Trainer) -> None:
         """Log the rates whenever metrics are flushed."""
+        super().setup(trainer)
         self._window, self._total, self._mark, self._pauses = _Count(), _Count(), None, 0
         self._series = {name: trainer.bus.series(f"throughput/{name}") for name in _RATES}
         trainer.bus.before_flush.append(self._log)
@@ -82,6 +83,7 @@ class Throughput(PausedMark):
     @hookimpl
     def teardown(self, trainer: Trainer) -> None:
         """Listen no more."""
+        super().teardown(trainer)
         trainer.bus.before_flush.remove(self._log)
 
     @hookimpl

@@ -16,5 +16,5 @@ def wrong(trainer: Trainer, batch: Any) -> None:
     trainer.step = "3"  # E: assignment
     trainer.stop(reason=3)  # E: arg-type
     trainer.stop("enough", at="never")  # E: arg-type
-    trainer.log("loss", 1.0, reduce="median")  # E: arg-type
+    trainer.log("loss", 1.0, reduce="average")  # E: arg-type
     trainer.no_such_attribute  # E: attr-defined

@@ -1,0 +1,64 @@
+"""What a script can get wrong in the model, loss and optimizer that it gives a ``Trainer``."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from .errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+log = logging.getLogger("trainhooks")
+
+
+def check_parts(model: Any, loss: Any, optimizer: Any) -> None:
+    """Refuse what is no part but, for example, a class or the name of one.
+
+    Raises:
+        UsageError: With the argument and what to give.
+    """
+    if model is not None and not isinstance(model, nn.Module):
+        what = f"the class {model.__name__}; give {model.__name__}(...)" if isinstance(model, type) else _described(model)
+        message = f"model is {what}: must be a torch.nn.Module"
+        raise UsageError(message)
+    if isinstance(loss, type) and issubclass(loss, nn.Module):
+        message = f"loss is the class {loss.__name__}; give {loss.__name__}()"
+        raise UsageError(message)
+    if loss is not None and not callable(loss):
+        message = f"loss is {_described(loss)}: must be a function such as torch.nn.functional.cross_entropy"
+        raise UsageError(message)
+    for one in optimizer.values() if isinstance(optimizer, Mapping) else [optimizer] if optimizer is not None else []:
+        if isinstance(one, type):
+            message = f"optimizer is the class {one.__name__}; give {one.__name__}(model.parameters(), ...)"
+            raise UsageError(message)
+        if not callable(getattr(one, "step", None)):
+            message = f"optimizer is {_described(one)}: must be one such as torch.optim.AdamW(model.parameters()), or a mapping of them"
+            raise UsageError(message)
+
+
+def note_foreign_parameters(name: str, optimizer: Any, owners: Iterable[nn.Module]) -> None:
+    """Warn of an optimizer that trains nothing of what a checkpoint holds: mostly it was made for another model.
+
+    Args:
+        name: Of the optimizer.
+        optimizer: With ``param_groups`` as torch's have them.
+        owners: Modules whose weights are saved.
+    """
+    known = {id(parameter) for owner in owners for parameter in owner.parameters()}
+    own = [parameter for group in getattr(optimizer, "param_groups", ()) for parameter in group["params"]]
+    if own and not any(id(parameter) in known for parameter in own):
+        log.warning(
+            "%r trains no parameter of the model or the loss: was it made for another model? What it trains is neither moved to the "
+            "device nor saved, unless it is in trainer.stateful",
+            name,
+        )
+
+
+def _described(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"  # noqa: PLR2004 - a line of a message has room for it

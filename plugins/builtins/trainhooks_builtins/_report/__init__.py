@@ -1,0 +1,1 @@
+"""What ``trainhooks report`` draws with: the page, its data, and curves in the terminal."""
