@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.parse
 from contextlib import contextmanager
+from pathlib import PurePosixPath
 
 import pytest
 import satellite_support as support
@@ -159,10 +160,12 @@ def test_a_server_that_comes_back_gets_everything_once(tmp_path, server_url, exp
 
 def test_an_answer_that_is_lost_doubles_nothing(tmp_path, server_url, experiment):
     lost, all_lost = {"runs/create", "runs/log-batch", "runs/update", "experiments/create", "metrics"}, threading.Event()
+    lost |= {".png", ".webp", ".txt"}
 
     def loses_each_first(pass_on, method, path, body):
         found = pass_on(method, path, body)
         name = "metrics" if b"probe/double" in body else path.removeprefix("/api/2.0/mlflow/")
+        name = PurePosixPath(path).suffix if method == "PUT" else name
         if name in lost:
             lost.discard(name)
             if lost == {"runs/update"}:  # which comes at the end
@@ -173,12 +176,34 @@ def test_an_answer_that_is_lost_doubles_nothing(tmp_path, server_url, experiment
     with proxy(server_url, reply=loses_each_first) as server:
         waits = Before(lambda: all_lost.wait(120))  # at the end of a run there are few attempts
         plugin = MLflow(tracking_uri=server.url, experiment=experiment)
-        ran = support.run(tmp_path, plugin, steps=30, media=False, plugins=[waits])
+        ran = support.run(tmp_path, plugin, steps=30, plugins=[waits])
     assert ran.outcome.status == "completed"
     assert all_lost.is_set()
     assert lost == set()
     read = Read(server_url)
-    assert read.steps(read.only_run(experiment), "probe/double") == every_step(30)
+    run = read.only_run(experiment)
+    assert read.steps(run, "probe/double") == every_step(30)
+    assert len([name for name in read.files(run) if name.startswith("images/")]) == 2
+
+
+@pytest.mark.parametrize("last", [".png", ".webp", ".txt"])
+def test_a_server_that_goes_away_during_an_upload_is_noticed_at_once(tmp_path, server_url, experiment, last):
+    gone = threading.Event()
+
+    def goes(pass_on, method, path, body):
+        found = pass_on(method, path, body)
+        if path.endswith(last):
+            server.mode = "refuse"
+            gone.set()
+        return found
+
+    with proxy(server_url, reply=goes) as server:
+        plugin = MLflow(tracking_uri=server.url, experiment=experiment)
+        ran = support.run(tmp_path, plugin, plugins=[Before(lambda: gone.wait(120))])
+    assert ran.outcome.status == "completed"
+    assert gone.is_set()
+    assert any("ConnectionError" in text for text in ran.warnings)
+    assert not any("did not finish in time" in text for text in ran.warnings)
 
 
 def test_files_go_where_the_server_says(tmp_path, server_url, experiment):

@@ -107,15 +107,10 @@ class Client:
             add = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
             add(run.id, str(path), folder or None)
 
-    def log_image(self, run: TrackedRun, image: Any, key: str, step: int, timestamp: int) -> None:
-        """Add an image where MLflow shows it by step."""
+    def files(self, run: TrackedRun, folder: str) -> list[str]:
+        """Return the paths of the files in a folder of a run."""
         with translated(self._uri):
-            self._client.log_image(run.id, image, key=key, step=step, timestamp=timestamp, synchronous=True)
-
-    def images(self, run: TrackedRun) -> list[str]:
-        """Return the names of the files of images that are there."""
-        with translated(self._uri):
-            return [file.path for file in self._client.list_artifacts(run.id, "images")]
+            return [file.path for file in self._client.list_artifacts(run.id, folder)]
 
 
 def _make_database(file: Path) -> None:

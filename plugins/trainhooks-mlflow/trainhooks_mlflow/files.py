@@ -1,24 +1,34 @@
-"""What MLflow keeps as files: text, tables and histograms. The same thing always gets the same name, so that a repetition replaces it."""
+"""What MLflow keeps as files: images, text, tables and histograms. The same thing always gets the same name, so that a repetition replaces it."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
 import tempfile
+import uuid
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from .names import MAX_TAG, clean
+from .names import MAX_TAG, ascii_only, clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from trainhooks.media import Histogram, Table, Text
+    from trainhooks.media import Histogram, Image, Table, Text
 
 #: In this tag MLflow keeps which files are tables.
 TABLES_TAG: Final = "mlflow.loggedArtifacts"
+#: In this folder MLflow's page looks for images, if this tag is there.
+IMAGES: Final = "images"
+IMAGES_TAG: Final = "mlflow.loggedImages"
+
+#: How files of images are called, in older MLflow with other signs.
+_IMAGE_FILE: Final = re.compile(r"images/(.*)[+%]step[+%](\d+)[+%]timestamp[+%]")
+#: Of the small image that MLflow's page shows first.
+_SMALL: Final = (256, 256)
 
 
 def name_of(item: Histogram | Table | Text) -> tuple[str, str]:
@@ -62,6 +72,36 @@ def written(name: str, text: str) -> Iterator[Path]:
         path = Path(folder) / name
         path.write_bytes(text.encode("utf-8", "replace"))
         yield path
+
+
+@contextmanager
+def drawn(item: Image) -> Iterator[Path]:
+    """Give a folder with the files of an image as MLflow's ``log_image`` makes them: one whole, and a small one."""
+    import PIL.Image
+
+    pixels = item.pixels.numpy()
+    image = PIL.Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
+    small = image.copy()
+    small.thumbnail(_SMALL)
+    about = f"{image_key(item.name)}+step+{item.step}+timestamp+{int(item.time * 1000)}"
+    name = f"{about}+{uuid.uuid5(uuid.NAMESPACE_URL, about)}"
+    with tempfile.TemporaryDirectory(prefix="trainhooks-mlflow-") as folder:
+        image.save(Path(folder) / f"{name}.png")
+        small.save(Path(folder) / f"{name}+compressed.webp")
+        yield Path(folder)
+
+
+def image_key(name: str) -> str:
+    """Return how an image is called in the names of its files."""
+    return ascii_only(name).replace("/", "~")
+
+
+def last_steps(files: list[str]) -> dict[str, int]:
+    """Return the highest step of each image, by its ``image_key``, among the paths of files."""
+    found: dict[str, int] = {}
+    for match in filter(None, map(_IMAGE_FILE.match, files)):
+        found[match[1]] = max(found.get(match[1], -1), int(match[2]))
+    return found
 
 
 @contextmanager

@@ -5,14 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import urllib.parse
 from typing import TYPE_CHECKING, Any, Final
 
 from trainhooks import OptionError, hookimpl
 
-from .files import TABLES_TAG, called, content_of, name_of, tables_tag, written
-from .names import ascii_only, clean, cut
+from . import files
+from .names import clean, cut
 from .session import Session
 from .tracking import address, load, open_tracking, shown
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainhooks")
 
 _STATUS: Final = {"completed": "FINISHED", "stopped": "FINISHED", "interrupted": "KILLED", "failed": "FAILED"}
-#: How MLflow's client calls the file of an image.
-_IMAGE_FILE: Final = re.compile(r"images/(.*)[+%]step[+%](\d+)[+%]timestamp[+%]")
 
 
 class MLflow:
@@ -175,25 +172,23 @@ class MLflow:
         if isinstance(item, Image):
             self._add_image(item)
             return
-        folder, name = name_of(item)
+        folder, name = files.name_of(item)
         session = self._opened()
-        with written(name, content_of(item)) as path:
+        with files.written(name, files.content_of(item)) as path:
             session.tracking.upload(session.tracked, path, folder)
         if isinstance(item, Table):
-            session.set_tags({TABLES_TAG: tables_tag(session.tracked.tags.get(TABLES_TAG), folder, name)})
+            session.set_tags({files.TABLES_TAG: files.tables_tag(session.tracked.tags.get(files.TABLES_TAG), folder, name)})
 
     def _add_image(self, item: Image) -> None:
-        import PIL.Image
-
         session = self._opened()
         if self._images is None:
-            self._images = _last_steps(session.tracking.images(session.tracked))
-        key = ascii_only(item.name)
-        if item.step <= self._images.get(key.replace("/", "~"), -1):
+            self._images = files.last_steps(session.tracking.files(session.tracked, files.IMAGES))
+        if item.step <= self._images.get(files.image_key(item.name), -1):
             return
-        pixels = item.pixels.numpy()
-        image = PIL.Image.fromarray(pixels[..., 0] if pixels.shape[-1] == 1 else pixels)
-        session.tracking.log_image(session.tracked, image, key, item.step, int(item.time * 1000))
+        with files.drawn(item) as folder:
+            session.tracking.upload(session.tracked, folder, files.IMAGES)
+        if files.IMAGES_TAG not in session.tracked.tags:
+            session.set_tags({files.IMAGES_TAG: "True"})
 
     def _upload(self, path: Path, name: str, kind: str) -> None:
         session, folder = self._opened(), clean(kind)
@@ -202,12 +197,5 @@ class MLflow:
             session.tracking.upload(session.tracked, path, f"{folder}/{name}")
             return
         below, _, last = name.rpartition("/")
-        with called(path, last) as file:
+        with files.called(path, last) as file:
             session.tracking.upload(session.tracked, file, f"{folder}/{below}".rstrip("/"))
-
-
-def _last_steps(files: list[str]) -> dict[str, int]:
-    found: dict[str, int] = {}
-    for match in filter(None, map(_IMAGE_FILE.match, files)):
-        found[match[1]] = max(found.get(match[1], -1), int(match[2]))
-    return found

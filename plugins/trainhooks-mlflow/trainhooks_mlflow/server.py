@@ -37,11 +37,8 @@ class Server:
     """
 
     def __init__(self, uri: str, timeout_s: float) -> None:
-        from mlflow import MlflowClient
-
         self._uri = uri
         self._timeout_s = timeout_s
-        self._client = MlflowClient(uri)  # which asks nothing yet
 
     def experiment(self, name: str) -> str:
         """Return the id of an experiment, which is made if there is none of that name."""
@@ -89,10 +86,7 @@ class Server:
         """Add a file, or what is in a folder, to the files of a run: by the server, or where the server says that files are."""
         location = urllib.parse.urlsplit(run.artifact_uri)
         if location.scheme != "mlflow-artifacts" or location.netloc:
-            self._check()
-            with translated(self._uri):
-                add = self._client.log_artifacts if path.is_dir() else self._client.log_artifact
-                add(run.id, str(path), folder or None)
+            self._store(run, path, folder)
             return
         files = [file for file in sorted(path.rglob("*")) if file.is_file()] if path.is_dir() else [path]
         for file in files:
@@ -100,35 +94,37 @@ class Server:
             parts = [part for part in (location.path.strip("/"), folder, name) if part]
             self._put(_ARTIFACTS + urllib.parse.quote("/".join(parts)), file)
 
-    def log_image(self, run: TrackedRun, image: Any, key: str, step: int, timestamp: int) -> None:
-        """Add an image where MLflow shows it by step; how files of images are called only MLflow's own client knows."""
-        self._check()
-        with translated(self._uri):
-            self._client.log_image(run.id, image, key=key, step=step, timestamp=timestamp, synchronous=True)
+    def files(self, run: TrackedRun, folder: str) -> list[str]:
+        """Return the paths of the files in a folder of a run."""
+        found = self._get("artifacts/list", run_id=run.id, path=folder).get("files", [])
+        return [str(file["path"]) for file in found]
 
-    def images(self, run: TrackedRun) -> list[str]:
-        """Return the names of the files of images that are there."""
-        self._check()
+    def _store(self, run: TrackedRun, path: Path, folder: str) -> None:
+        """Add files where the server only says where: MLflow's packages for that place do it, without asking the server again."""
+        from mlflow.store.artifact import artifact_repository_registry
+
+        registry: Any = artifact_repository_registry
         with translated(self._uri):
-            return [file.path for file in self._client.list_artifacts(run.id, "images")]
+            store = registry.get_artifact_repository(run.artifact_uri, tracking_uri=self._uri)
+            add = store.log_artifacts if path.is_dir() else store.log_artifact
+            add(str(path), folder or None)
 
     def _experiment(self, name: str) -> str | None:
         found = self._get_or_none("experiments/get-by-name", experiment_name=name)
         return None if found is None else str(found["experiment"]["experiment_id"])
 
-    def _check(self) -> None:
-        """Raise unless the server answers: MLflow's own client would wait for minutes."""
-        self._call("POST", _API + "experiments/search", self._timeout_s, json={"max_results": 1})
-
     def _get_or_none(self, endpoint: str, **query: str) -> dict[str, Any] | None:
         from mlflow.exceptions import MlflowException
 
         try:
-            return self._call("GET", _API + endpoint, self._timeout_s, params=query)
+            return self._get(endpoint, **query)
         except MlflowException as error:
             if error.error_code != "RESOURCE_DOES_NOT_EXIST":
                 raise
             return None
+
+    def _get(self, endpoint: str, **query: str) -> dict[str, Any]:
+        return self._call("GET", _API + endpoint, self._timeout_s, params=query)
 
     def _post(self, endpoint: str, **body: Any) -> dict[str, Any]:
         return self._call("POST", _API + endpoint, self._timeout_s, json=body)

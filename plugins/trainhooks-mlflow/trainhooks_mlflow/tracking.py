@@ -88,12 +88,8 @@ class Tracking(Protocol):
         """Add a file, or what is in a folder, to the files of a run."""
         ...
 
-    def log_image(self, run: TrackedRun, image: Any, key: str, step: int, timestamp: int) -> None:
-        """Add an image where MLflow shows it by step."""
-        ...
-
-    def images(self, run: TrackedRun) -> list[str]:
-        """Return the names of the files of images that are there."""
+    def files(self, run: TrackedRun, folder: str) -> list[str]:
+        """Return the paths of the files in a folder of a run."""
         ...
 
 
