@@ -473,3 +473,7 @@ class RunLog(RunState):
         self._recent = {name: deque(values, maxlen=WINDOW) for name, values in state.get("recent", {}).items()}
         self._undelivered = state.get("undelivered", {})
         self.plan_flush()
+
+    def forget_undelivered(self) -> None:
+        """Owe reporters nothing from before the checkpoint: it is of another run, which reports that itself."""
+        self._undelivered = {}

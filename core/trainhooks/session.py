@@ -285,6 +285,7 @@ class Session:
             trainer.run_id = saved
         elif saved != trainer.run_id:
             trainer.parent_id = saved
+            trainer.forget_undelivered()
 
     def _open_reporters(self) -> None:
         trainer = self.trainer

@@ -778,3 +778,39 @@ def test_it_is_offered_again_after_a_resume_without_that_tracker_too(make_traine
     train(8, resume="auto")
     train(10, back := Tracker(away=False), resume="auto")
     assert back.got == [1, 2, 3, 4, 5, 9, 10]
+
+
+def test_a_run_in_another_folder_reports_nothing_of_the_one_whose_checkpoint_it_begins_with(make_trainer, tmp_path):
+    class Tracker(Takes):
+        knows_what_arrived = True
+
+        def __init__(self, arrives):
+            super().__init__()
+            self.arrives = arrives
+
+        @hookimpl
+        def report_start(self, run):
+            self.offered_step = run.offered_step
+
+        @hookimpl
+        def report_metrics(self, records):
+            self.arrives.wait()
+            self.got += [one.step for one in records]
+
+    def train(name, max_steps, *plugins, **arguments):
+        given = {"max_steps": max_steps, "work_dir": tmp_path / name, "log_every_steps": 1, "report_timeout_s": 60}
+        make_trainer([*plugins, Checkpoint()], **given).train(**arguments)
+
+    class Saved:
+        @hookimpl
+        def after_save(self):
+            opened.set()
+
+    opened = threading.Event()
+    slow = Tracker(opened)
+    train("first", 5, slow, Saved())
+    assert slow.got == [1, 2, 3, 4, 5]
+    fork = Tracker(opened)
+    train("second", 8, fork, resume=tmp_path / "first")
+    assert fork.got == [6, 7, 8]
+    assert fork.offered_step == 5
