@@ -17,8 +17,8 @@ INTERNAL: Final = {
     "interruptions, which a hook only asks for": "hurried interruption leave_evaluation leave_if_interrupted lose_patience",
     "how checkpoints are written": "acknowledge_saves checkpoint_path load_counters load_log_state loaded_run_id log_state pending_saves "
     "plugin_lock run_folder run_info save_counters saves saving settle_saves",
-    "the way of what is logged to the reporters": "add_reporter bus clock close_reporter drain_reporter flush flush_evaluation open_reporter "
-    "own_hyperparameters peek plan_attention plan_flush records reporter step_marks",
+    "the way of what is logged to the reporters": "add_reporter bus clock close_reporter drain_reporter flush flush_evaluation forget_undelivered "
+    "open_reporter own_hyperparameters peek plan_attention plan_flush records reporter step_marks",
 }
 
 

@@ -6,26 +6,38 @@ import logging
 import multiprocessing
 import os
 import shutil
+import signal
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 import torch._dynamo  # the first optimizer of a process imports it, and it sets TORCHINDUCTOR_CACHE_DIR
+from hypothesis import HealthCheck, settings
 from torch import nn
 
-from trainhooks import Trainer, hookimpl, lane
+from trainhooks import Trainer, hookimpl, lane, reporter
 from trainhooks.cli import main
 
 TINY = Path(__file__).parent / "data/projects/tiny"
 
 torch.set_num_threads(1)
 
+# The same examples each time, however long one takes: a run of all fails for a reason, or not at all.
+settings.register_profile("tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("tests")
+
 # What a program prints must not depend on where the tests run: a CI service, a dumb terminal, a narrow one.
 for name in ("CI", "NO_COLOR", "FORCE_COLOR", "COLUMNS", "LINES", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
     os.environ.pop(name, None)
 os.environ["TERM"] = "xterm-256color"
+
+# A job in the background, or under nohup, begins with some signals ignored, and hands that on to what it starts.
+for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
 
 # Runs sync what they write: on a disk tests would wait for that about as long as they compute. A run of all takes 0.2 GB.
 MEMORY = Path("/dev/shm")
@@ -227,7 +239,17 @@ def fake_distribution(tmp_path, monkeypatch):
 
 
 @pytest.fixture
-def messages(caplog):
-    """Return a function that gives the messages trainhooks has logged."""
+def quiet():
+    """Wait until what former tests have left behind is gone, which would else end, and close files, at any time."""
+    gc.collect()  # loaders and their workers, which exceptions had kept
+    for thread in threading.enumerate():
+        if thread.name.startswith(("QueueFeederThread", "trainhooks-")):
+            thread.join(60)
+
+
+@pytest.fixture
+def messages(caplog, monkeypatch):
+    """Return a function that gives the messages trainhooks has logged, but for one that says what takes long."""
+    monkeypatch.setattr(reporter, "_SILENCE_S", 3600.0)
     caplog.set_level(logging.INFO, logger="trainhooks")
     return lambda: [record.getMessage() for record in caplog.records if record.name == "trainhooks"]

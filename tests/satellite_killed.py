@@ -10,10 +10,11 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from satellite_run import Does, Kept, Logs, Witness, make_trainer
+from satellite_run import Does, Kept, Logs, Opened, Witness, make_trainer
 
 from trainhooks import hookimpl
 
@@ -31,38 +32,52 @@ class Segment:
 
 
 def kill_and_resume(
-    tmp_path, expression, imports="", *, kill_after=(10,), steps=15, settle_s=0.0, env=None, timeout_s=240, media=True
+    tmp_path, expression, imports="", *, kill_after=(10,), steps=15, arrived=None, env=None, timeout_s=240, media=True
 ):
     """Run a script until it is killed, once for each of ``kill_after``, then to its end; there is a checkpoint at step 8.
 
     Each is killed by SIGKILL from its own training thread when ``report_metrics`` of the plugin has returned for the record of that
-    step, ``settle_s`` seconds later. ``expression`` makes the plugin, and may use ``WORK`` (the run folder) and ``INDEX`` (of the segment).
-    The scripts run in ``tmp_path/cwd``. Returns a ``Segment`` for each process.
+    step, and ``arrived()``, which is asked in this process, is true if it is given. ``expression`` makes the plugin, and may use ``WORK``
+    (the run folder) and ``INDEX`` (of the segment). The scripts run in ``tmp_path/cwd``. Returns a ``Segment`` for each process.
     """
     tmp_path, segments = Path(tmp_path), []
     (tmp_path / "cwd").mkdir(exist_ok=True)
     for index, kill in enumerate([*kill_after, None]):
-        told, output = tmp_path / f"told-{index}.json", tmp_path / f"output-{index}.txt"
-        body = f"segment({expression}, WORK, Path({str(told)!r}), {kill!r}, {steps!r}, {settle_s!r}, {media!r})"
+        told, output, may_die = (tmp_path / f"{name}-{index}" for name in ("told.json", "output.txt", "may-die"))
+        body = f"segment({expression}, WORK, Path({str(told)!r}), {kill!r}, {steps!r}, Path({str(may_die)!r}), {media!r})"
         lines = ["import sys", f"sys.path.insert(0, {str(Path(__file__).parent)!r})", "from pathlib import Path"]
         lines += ["from satellite_killed import segment", imports, 'if __name__ == "__main__":']
         lines += [f"    WORK, INDEX = Path({str(tmp_path / 'run')!r}), {index}", f"    {body}"]
         script = tmp_path / f"segment-{index}.py"
         script.write_text("\n".join(lines) + "\n", encoding="utf-8")
         with output.open("wb") as file:  # not a pipe: what the SDK leaves behind would keep it open
-            command = [sys.executable, str(script)]
-            done = subprocess.run(
-                command, cwd=tmp_path / "cwd", env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL,
-                stdout=file, stderr=subprocess.STDOUT, timeout=timeout_s, check=False,
+            process = subprocess.Popen(
+                [sys.executable, str(script)], cwd=tmp_path / "cwd", env={**os.environ, **(env or {})},
+                stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT,
             )  # fmt: skip
+            try:
+                _wait(process, may_die, arrived, time.monotonic() + timeout_s)
+            finally:
+                process.kill()
+                process.wait()
         text = output.read_text(encoding="utf-8", errors="replace")
-        assert done.returncode == (0 if kill is None else -signal.SIGKILL), text
+        assert process.returncode == (0 if kill is None else -signal.SIGKILL), text
         found = json.loads(told.read_text()) if told.exists() else {"id": None, "resumed_step": None}
-        segments.append(Segment(done.returncode, output=text, **found))
+        segments.append(Segment(process.returncode, output=text, **found))
     return segments
 
 
-def segment(plugin, work_dir, told, kill, steps, settle_s, media):
+def _wait(process, may_die, arrived, deadline):
+    """Wait for the end of a process, which may be killed when what it has reported has arrived."""
+    while process.poll() is None:
+        if not may_die.exists() and (arrived is None or arrived()):
+            may_die.touch()
+        if time.monotonic() > deadline:
+            raise subprocess.TimeoutExpired(process.args, deadline)
+        time.sleep(0.02)
+
+
+def segment(plugin, work_dir, told, kill, steps, may_die, media):
     """The script of ``kill_and_resume``."""
     delivered, witness, kept = threading.Event(), Witness(told), Kept()
     logging.getLogger("trainhooks").addHandler(kept)
@@ -80,10 +95,11 @@ def segment(plugin, work_dir, told, kill, steps, settle_s, media):
     def dies():
         if not delivered.wait(120):
             raise TimeoutError(f"the record of step {kill} was not delivered")
-        threading.Event().wait(settle_s)
+        while not may_die.exists():  # until the process is killed from outside
+            time.sleep(0.02)
         os.kill(os.getpid(), signal.SIGKILL)
 
     killer = Does(-1 if kill is None else kill, dies)
-    plugins = [plugin, witness, Logs(work_dir.parent, media=media), "checkpoint", killer]
+    plugins = [plugin, witness, Opened(), Logs(work_dir.parent, media=media), "checkpoint", killer]
     outcome = make_trainer(plugins, work_dir, steps, options={"checkpoint": {"every_steps": 8}}).train(resume="auto")
     told.write_text(json.dumps({**json.loads(told.read_text()), "status": outcome.status, "warnings": kept.messages}))

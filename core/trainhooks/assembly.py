@@ -8,6 +8,7 @@ import re
 import weakref
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import PurePath
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -233,6 +234,19 @@ class Assembly:
         return f"as asked for in {next(iter(options.values())).origin if options else 'its options'}"
 
 
+def note_unlisted(plugins: Iterable[Plugin], config: Config) -> None:
+    """Say which classes of the project file have hooks that nobody calls, since they are not in its list."""
+    plugins = list(plugins)
+    project = next((one.object for one in plugins if one.source == "project" and inspect.ismodule(one.object)), None)
+    if project is None:
+        return
+    for cls in [one for one in vars(project).values() if inspect.isclass(one) and one.__module__ == project.__name__]:
+        if inspect.isabstract(cls) or config.taken_out(plugin_name(cls)) is not None:
+            continue
+        if not any(isinstance(one.object, cls) for one in plugins) and any(hook_functions(cls)):
+            log.warning("the hooks of class %s of %s are not called: list it in plugins = [...]", cls.__name__, PROJECT_FILE)
+
+
 def claim(plugin: Plugin, trainer: Trainer) -> None:
     """Refuse an object that keeps state or resources and already serves another trainer."""
     thing = plugin.object
@@ -274,6 +288,9 @@ def load_reference(reference: str) -> Any:
         PluginImportError: It cannot be imported or has no such attribute.
     """
     module, _, attribute = reference.partition(":")
+    if module.endswith(".py") or "/" in module:
+        message = f"{reference!r} is the path of a file: write module:attribute, such as {PurePath(module).stem}:{attribute or 'NAME'}"
+        raise PluginImportError(message)
     try:
         thing: Any = import_module(module)
         for part in filter(None, attribute.split(".")):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import re
 from typing import TYPE_CHECKING, Any
 
 from . import guards
 from .call_site import wrong_call
 from .errors import ControlFlow, TrainhooksError, UsageError, add_note, message_of
 from .hookspecs import ONE_BY_ONE
-from .manager import ENGINE
+from .manager import ENGINE, function_place
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType, TracebackType
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from .manager import Implementation, PluginManager
 
 _MARK = "raised in "
+#: How a message begins about what a stage gave.
+_RESULT = re.compile(r"(\w+)(?:\('\w+'\))? (?:gave|gives|returned|must return)\b")
 _GUARDS = inspect.getfile(guards)
 
 
@@ -33,10 +36,12 @@ def note_origin(exception: BaseException, manager: PluginManager, step: int) -> 
     if any(note.startswith(_MARK) for note in getattr(exception, "__notes__", ())):
         return
     found, inner = _origin(exception, manager)
+    if isinstance(exception, TrainhooksError) and (found is None or found.plugin.source == ENGINE):
+        _note_givers(exception, manager)
     if found is None:
         return
     plugin, line = found.plugin, wrong_call(inner) if isinstance(exception, TrainhooksError) else None
-    if plugin.name == ENGINE:
+    if plugin.source == ENGINE:
         if line is not None:  # in a model, a loss or a dataset
             add_note(exception, f"{_MARK}{line} at step {step}")
         return
@@ -48,6 +53,18 @@ def note_origin(exception: BaseException, manager: PluginManager, step: int) -> 
         advice = f"; rerun with -p no:{plugin.name} to go on without it"
     where = f", {line}" if line is not None else ""
     add_note(exception, f"{_MARK}{found.hook}() of {plugin} at step {step}{where}{advice}")
+
+
+def _note_givers(exception: TrainhooksError, manager: PluginManager) -> None:
+    """Name whose functions do or wrap a stage whose result is of the wrong kind, which is noticed when they are done."""
+    match = _RESULT.match(message_of(exception))
+    if match is None:
+        return
+    others = [one for one in manager.implementations(match[1]) if one.plugin.source != ENGINE]
+    theirs = [one for one in others if one.plugin.source != "built-in"] or others
+    if theirs:
+        names = " and ".join(f"{one.plugin}, {function_place(one.function)}" for one in theirs)
+        add_note(exception, f"{match[1]}() is that of {names}")
 
 
 def find_origin(exception: BaseException, manager: PluginManager) -> Implementation | None:

@@ -26,8 +26,8 @@ def named_parameters(model: nn.Module, *, remove_duplicate: bool = True) -> Iter
 
 def stateful_model(model: nn.Module) -> nn.Module | PlainNames:
     """Return what saves and restores a model so that it does not matter which of its parts are compiled, then or now."""
-    while (inner := getattr(model, "_modules", {}).get(_COMPILED)) is not None:
-        model = inner
+    while _COMPILED in (inner := getattr(model, "_modules", {})):  # that of a scripted model has no get()
+        model = inner[_COMPILED]
     named_modules = getattr(model, "named_modules", tuple)
     return PlainNames(model) if any(_COMPILED in name.split(".") for name, _ in named_modules()) else model
 

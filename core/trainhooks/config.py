@@ -98,7 +98,8 @@ class Config:
             raise UsageError(message) from None
         except tomllib.TOMLDecodeError as error:
             line = re.search(r"at line (\d+)", str(error))
-            message = f"{path}{':' + line[1] if line else ''}: not valid TOML: {error}"
+            hint = "; TOML has text in quotes, true and false, and no word for nothing" if "Invalid value" in str(error) else ""
+            message = f"{path}{':' + line[1] if line else ''}: not valid TOML: {error}{hint}"
             raise UsageError(message) from None
         tool = content.get("tool")
         table = tool.get("trainhooks") if isinstance(tool, dict) else None
@@ -123,9 +124,11 @@ class Config:
     def _add_table(self, table: Mapping[str, Any], origins: _Origins) -> None:
         for key in table:
             if key not in _KEYS:
-                raise OptionError(
-                    f"unknown key {key!r} in {origins.of((), key)}{suggestion(key, _KEYS)}; there are {', '.join(_KEYS)}"
+                what, place = (
+                    ("options of a plugin", ("plugins", key)) if isinstance(table[key], dict) else ("settings", ("train",))
                 )
+                hint = suggestion(key, _KEYS) or f"; {what} stand in {origins.header(place)}"
+                raise OptionError(f"unknown key {key!r} in {origins.of((), key)}{hint}; there are {', '.join(_KEYS)}")
         if "autoload" in table:
             self.autoload = Given(table["autoload"], origins.of((), "autoload"))
             _check_autoload(self.autoload)
@@ -255,8 +258,12 @@ class _Origins:
         """Return ``[table] of file:line``, the line of the table's header where the key's own is not found."""
         full = (*self._prefix, *table)
         line = self._line(full, key)
-        header = f"[{'.'.join(_quoted(part) for part in full)}] of " if full else ""
+        header = f"{self.header(table)} of " if full else ""
         return f"{header}{self._path.name}{f':{line}' if line else ''}"
+
+    def header(self, table: tuple[str, ...]) -> str:
+        """Return how the header of a table is written in this file."""
+        return f"[{'.'.join(_quoted(part) for part in (*self._prefix, *table))}]"
 
     def _line(self, table: tuple[str, ...], key: str | None) -> int | None:
         """Return the line that goes furthest towards the key: its own, that of an inline table, or a header."""

@@ -8,10 +8,10 @@ from dataclasses import fields, is_dataclass
 from itertools import islice
 from numbers import Number
 from traceback import walk_tb
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 from .errors import DataError, UsageError
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .types import Batch
 
 _END = object()
-_MOST_OWNERS = 8  # of generators: a loader that makes its samplers as they are asked for has them without end
+_MOST_OWNERS = 64  # of generators: a loader that makes its samplers as they are asked for has them without end
 
 
 class LookAhead(Iterator[Any]):
@@ -84,7 +84,7 @@ def check_loader(loader: object, what: str) -> None:
     Raises:
         UsageError: It cannot.
     """
-    if isinstance(loader, type | str) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
+    if isinstance(loader, type | str | bytes | Mapping) or not (hasattr(loader, "__iter__") or hasattr(loader, "__getitem__")):
         kind = f"the class {loader.__name__}" if isinstance(loader, type) else f"{type(loader).__name__}: {loader!r:.60}"
         message = f"{what} {kind}; a loader is an iterable of batches, such as DataLoader(dataset, batch_size=32)"
         raise UsageError(message)
@@ -108,16 +108,25 @@ def twin_of(loader: Iterable[Batch]) -> Iterable[Batch]:
 
 
 def generators_of(loader: object) -> list[torch.Generator]:
-    """Return torch's generators that a loader, its samplers and those that these wrap have as attributes."""
+    """Return torch's generators that a loader, its samplers and the loaders and samplers that these wrap have as attributes."""
     owners: list[Any] = [loader]
     found: dict[int, torch.Generator] = {}
     for owner in owners:
-        inner = [getattr(owner, name, None) for name in ("sampler", "batch_sampler")]
-        if len(owners) < _MOST_OWNERS:
-            owners += [one for one in inner if one is not None and not any(one is known for known in owners)]
-        candidates = [getattr(owner, "generator", None), *getattr(owner, "__dict__", {}).values()]
+        attributes = list(getattr(owner, "__dict__", {}).values())
+        wrapped = [one for value in attributes for one in _members(value) if isinstance(one, DataLoader | Sampler)]
+        for one in (getattr(owner, "sampler", None), getattr(owner, "batch_sampler", None), *wrapped):
+            if one is not None and len(owners) < _MOST_OWNERS and not any(one is known for known in owners):
+                owners.append(one)
+        candidates = [getattr(owner, "generator", None), *attributes]
         found |= {id(one): one for one in candidates if isinstance(one, torch.Generator)}
     return list(found.values())
+
+
+def _members(value: Any) -> Iterable[Any]:
+    """Return what a loader that reads several in turn keeps of them: a list or a mapping, or the one itself."""
+    if type(value) in (list, tuple):
+        return cast("Iterable[Any]", value[:_MOST_OWNERS])
+    return islice(value.values(), _MOST_OWNERS) if type(value) is dict else (value,)
 
 
 def keep_generators(loader: object) -> Callable[[], None]:

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
@@ -144,11 +144,15 @@ class Terminated(SystemExit):
 
 
 def add_note(exception: BaseException, note: str) -> None:
-    """Attach ``note`` to ``exception``, on Python 3.10 as well, which keeps but does not print it."""
-    if sys.version_info >= (3, 11):
-        exception.add_note(note)
-    else:
-        vars(exception)["__notes__"] = [*getattr(exception, "__notes__", ()), note]
+    """Attach ``note`` to ``exception``, on Python 3.10 as well, which keeps but does not print it.
+
+    An exception that takes none, since its class has a way of its own, is left without: a note must not stand in its place.
+    """
+    with suppress(Exception):
+        if sys.version_info >= (3, 11):
+            exception.add_note(note)
+        else:
+            vars(exception)["__notes__"] = [*getattr(exception, "__notes__", ()), note]
 
 
 def message_of(exception: BaseException) -> str:

@@ -22,22 +22,52 @@ def check_parts(model: Any, loss: Any, optimizer: Any) -> None:
     Raises:
         UsageError: With the argument and what to give.
     """
-    if model is not None and not isinstance(model, nn.Module):
-        what = f"the class {model.__name__}; give {model.__name__}(...)" if isinstance(model, type) else _described(model)
-        message = f"model is {what}: must be a torch.nn.Module"
-        raise UsageError(message)
+    if model is not None:
+        check_model(model, "model is")
     if isinstance(loss, type) and issubclass(loss, nn.Module):
         message = f"loss is the class {loss.__name__}; give {loss.__name__}()"
         raise UsageError(message)
     if loss is not None and not callable(loss):
         message = f"loss is {_described(loss)}: must be a function such as torch.nn.functional.cross_entropy"
         raise UsageError(message)
-    for one in optimizer.values() if isinstance(optimizer, Mapping) else [optimizer] if optimizer is not None else []:
+    if optimizer is not None:
+        check_optimizer(optimizer, "optimizer is")
+
+
+def check_model(model: Any, what: str) -> None:
+    """Refuse what is no model.
+
+    Args:
+        model: What should be one.
+        what: Where it comes from, for the message: ``make_model gave``.
+
+    Raises:
+        UsageError: It is none.
+    """
+    if not isinstance(model, nn.Module):
+        given = f"the class {model.__name__}; give {model.__name__}(...)" if isinstance(model, type) else _described(model)
+        message = f"{what} {given}: must be a torch.nn.Module"
+        raise UsageError(message)
+
+
+def check_optimizer(optimizer: Any, what: str) -> None:
+    """Refuse what is neither an optimizer nor a mapping of some.
+
+    Args:
+        optimizer: What should be one.
+        what: Where it comes from, for the message: ``make_optimizer gave``.
+
+    Raises:
+        UsageError: It is none.
+    """
+    for one in optimizer.values() if isinstance(optimizer, Mapping) else [optimizer]:
         if isinstance(one, type):
-            message = f"optimizer is the class {one.__name__}; give {one.__name__}(model.parameters(), ...)"
+            message = f"{what} the class {one.__name__}; give {one.__name__}(model.parameters(), ...)"
             raise UsageError(message)
-        if not callable(getattr(one, "step", None)):
-            message = f"optimizer is {_described(one)}: must be one such as torch.optim.AdamW(model.parameters()), or a mapping of them"
+        if not all(callable(getattr(one, name, None)) for name in ("step", "zero_grad")):  # a schedule has the first only
+            message = (
+                f"{what} {_described(one)}: must be one such as torch.optim.AdamW(model.parameters()), or a mapping of them"
+            )
             raise UsageError(message)
 
 

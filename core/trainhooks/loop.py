@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from .data import call_model, is_call_of_model, to_device
-from .errors import ControlFlow, DataError, MissingPartError, SkipEpoch, SkipStep, UsageError, add_note
+from .errors import ControlFlow, DataError, MissingPartError, SkipEpoch, SkipStep, StageResultError, UsageError, add_note
 from .markers import hookimpl
 from .metrics import check_output
 from .optimizers import clear_gradients
@@ -34,7 +35,8 @@ if TYPE_CHECKING:
     from .types import Batch, Output, StateDict
 
 
-#: After how many epochs in a row that trained nothing a run ends that has no ``max_epochs``: its other limits come no nearer.
+#: After how many epochs in a row that trained nothing a run ends that has no ``max_epochs``, or whose epochs are never complete: its
+#: limits come no nearer.
 MOST_IDLE = 100
 
 _TOO_LATE = "SkipStep was raised when the step had been trained: raise it in prepare_batch, before_step or a part of train_step"
@@ -58,8 +60,11 @@ def train(trainer: Trainer) -> bool:
         except SkipEpoch:
             complete = True
         trainer.end_epoch(epoch, complete=complete)
-        idle = idle + 1 if trainer.step == step and trainer.max_epochs is None else 0
+        idle = idle + 1 if trainer.step == step and (trainer.max_epochs is None or not complete) else 0
         if idle == MOST_IDLE and not trainer.done:
+            if not complete:
+                message = f"train_epoch returned {complete!r} {idle} times in a row without a step: return True when an epoch is complete"
+                raise StageResultError(message)
             why = f", the last one with {trainer.dropped_reason!r}" if trainer.dropped_reason else ""
             message = (
                 f"{idle} epochs in a row have trained nothing: hooks skipped them, or dropped all batches{why}; look at what raises "
@@ -156,12 +161,14 @@ def train_step(trainer: Trainer, batch: Batch, update_due: bool) -> Output:
 
 
 def _why_no_gradients(trainer: Trainer) -> str:
-    frozen = trainer.model is not None and not any(parameter.requires_grad for parameter in trainer.model.parameters())
-    why = (
-        "all parameters of the model are frozen"
-        if frozen
-        else "compute_loss gave one that was detached, or made under no_grad()"
-    )
+    parameters = [] if trainer.model is None else list(trainer.model.parameters())
+    frozen = trainer.model is not None and not any(parameter.requires_grad for parameter in parameters)
+    if not torch.is_grad_enabled():
+        why = "gradients are off, so train() was called within torch.no_grad(), or a hook has turned them off"
+    elif frozen:
+        why = "all parameters of the model are frozen" if parameters else "the model has no parameters"
+    else:
+        why = "compute_loss gave one that was detached, or made under no_grad()"
     return f"the loss depends on nothing that is trained: {why}"
 
 

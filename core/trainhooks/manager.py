@@ -485,12 +485,17 @@ def snake_case(name: str) -> str:
 
 
 def plugin_name(plugin: object) -> str:
-    """Return the name of a plugin object: its ``name``, else its class in snake case, else its module's last part."""
+    """Return the name of a plugin object: its ``name``, else its class in snake case, else its module's last part.
+
+    A function that makes a plugin gives it its own name.
+    """
     if inspect.ismodule(plugin):
         return plugin.__name__.rpartition(".")[2]
     name = getattr(plugin, "name", None)
     if isinstance(name, str) and name:
         return name
+    if inspect.isfunction(plugin) and plugin.__name__.isidentifier():  # not so a lambda
+        return plugin.__name__
     return snake_case(plugin.__name__ if inspect.isclass(plugin) else type(plugin).__name__)
 
 

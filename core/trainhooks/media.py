@@ -237,6 +237,11 @@ def _as_tensor(what: str, value: Any) -> Tensor:
     except (TypeError, ValueError, RuntimeError, AttributeError) as error:
         message = f"{what}: {type(value).__name__} is no tensor or array of numbers ({str(error).partition(chr(10))[0]:.100})"
         raise UsageError(message) from None
+    if tensor.is_meta or tensor.is_quantized:
+        message = (
+            f"{what}: a tensor of {tensor.dtype} on {tensor.device} has no values that can be read; give the values themselves"
+        )
+        raise UsageError(message)
     return tensor if tensor.layout == torch.strided else tensor.to_dense()
 
 

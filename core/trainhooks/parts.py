@@ -20,7 +20,7 @@ from torch import nn
 from .compiled import stateful_model
 from .data import check_loader, length_of
 from .errors import MissingPartError, UsageError
-from .given import note_foreign_parameters
+from .given import check_model, check_optimizer, note_foreign_parameters
 from .optimizers import ByName
 from .position import LoaderPosition, batch_size_of
 from .run_log import RunLog
@@ -198,11 +198,16 @@ class RunParts(RunLog):
         own_step = self._makes_its_own_step()
         has = self.manager.has
         if self.model is None and (has("make_model") or not (own_step if training else has("eval_step") or has("evaluate"))):
-            self.model = self.hooks.make_model(trainer=self.as_trainer)
+            made = self.hooks.make_model(trainer=self.as_trainer)
+            check_model(made, "make_model gave")
+            self.model = made
         if self.model is not None:
             self.model.to(self.device)
         if training and not self.optimizers and (has("make_optimizer") or not own_step):
-            self.take_optimizer(cast("Any", self.hooks.make_optimizer(trainer=self.as_trainer)))
+            optimizer: Any = self.hooks.make_optimizer(trainer=self.as_trainer)
+            nothing = isinstance(optimizer, Mapping) and not optimizer  # which would train nothing
+            check_optimizer(None if nothing else optimizer, "make_optimizer gave")
+            self.take_optimizer(optimizer)
         self.keep_parts(optimizers=training)
         if training:
             self.loader("train")
@@ -223,6 +228,7 @@ class RunParts(RunLog):
         if not optimizers:
             return
         if self.optimizer not in (None, self.optimizers, *self.optimizers.values()):  # it was assigned
+            check_optimizer(self.optimizer, "trainer.optimizer is")
             self.take_optimizer(self.optimizer)
         for name, optimizer in self.optimizers.items():
             if self._keep(f"optimizers/{name}", (optimizer, model), ByName) and model is not None:

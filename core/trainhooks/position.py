@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from .data import LookAhead, generators_of, keep_generators
+from .data import LookAhead, generators_of, keep_generators, length_of
 from .errors import CheckpointError
 from .workers import reader_of
 
@@ -57,6 +57,7 @@ class LoaderPosition:
         self._key = ""  # what the seeds of all batches are made of
         self._batches_read = 0  # from an iterator, in all
         self._known: object = None  # the iterator that they were read from
+        self._begins = False  # whether nothing was read from it in this epoch
         self._look: LookAhead | None = None  # what reads the iterator, and may have its next batch already
         self._before_fetch: StateDict | None = None  # the loader's place before the loop looked ahead, while that is so
         self._restored: StateDict | None = None
@@ -139,6 +140,7 @@ class LoaderPosition:
         ahead = restored.get("ahead", self._before_fetch is not None)
         if self._known is not loader:
             self._before_fetch = None
+        self._begins = not skip
         if skip and now is None:
             now = self._rng.state_dict()
         if length is not None and skip >= length > 0:  # saved with the last step, before the epoch was closed: none is left
@@ -146,13 +148,13 @@ class LoaderPosition:
             self._restored = restored or None
             batches = iter(())
         elif is_stateful(loader):
-            batches = self._open_stateful(loader, restored, skip)
+            batches = self._open_stateful(loader, length, restored, skip)
         elif isinstance(loader, Iterator):
             batches = self._open_iterator(loader, restored)
         elif _draws_its_order(loader):
             batches = self._open_sampled(loader, restored, stream, skip)
         else:
-            batches = self._open_other(loader, restored, skip)
+            batches = self._open_other(loader, length, restored, skip)
         if length is None:
             batches = look = self._look_ahead(batches, loader)
             if ahead and skip:
@@ -187,11 +189,12 @@ class LoaderPosition:
 
     # --- The kinds of loaders ---
 
-    def _open_stateful(self, loader: Any, restored: StateDict, skip: int) -> Iterator[Batch]:
+    def _open_stateful(self, loader: Any, length: int | None, restored: StateDict, skip: int) -> Iterator[Batch]:
         place = restored.get("own") or (loader.state_dict() if skip else None)
         if place is None:
-            _set_each(generators_of(loader), restored)
-            return iter(reader_of(loader))
+            generators = generators_of(loader)
+            _set_each(generators, restored)
+            return self._begun(loader, length, generators, self._state_of(generators))
         now, generators = self._rng.state_dict(), generators_of(loader)
         loader.load_state_dict(place)
         batches = iter(reader_of(loader))
@@ -211,7 +214,7 @@ class LoaderPosition:
             if owed:
                 with self._rng.preserved():  # at the beginning of an epoch it is as it has to be
                     self._set([], order)
-                    self._batches_read = _pass_over(loader, owed, "the train loader is an iterator")
+                    self._batches_read = _pass_over(_rounds(loader), owed, "the train loader is an iterator")
         return _Counted(loader, weakref.proxy(self))
 
     def _open_sampled(self, loader: DataLoader[Any], restored: StateDict, stream: str, skip: int) -> Iterator[Batch]:
@@ -259,7 +262,7 @@ class LoaderPosition:
         finally:
             vars(loader)[name] = own
 
-    def _open_other(self, loader: Iterable[Batch], restored: StateDict, skip: int) -> Iterator[Batch]:
+    def _open_other(self, loader: Iterable[Batch], length: int | None, restored: StateDict, skip: int) -> Iterator[Batch]:
         again = restored.get("order", self._order) if skip else None
         generators = generators_of(loader)
         if again is not None:
@@ -267,16 +270,42 @@ class LoaderPosition:
         elif not skip:
             _set_each(generators, restored)
         self._order = again or self._state_of(generators)
+        if not skip:
+            return self._begun(loader, length, generators, self._order)
         batches = iter(reader_of(loader))
         if isinstance(loader, Sequence):
             next(islice(batches, skip, skip), None)
-        elif skip:
+        else:
             _pass_over(batches, skip, f"{type(loader).__name__} cannot begin in the middle of an epoch")
         return batches
 
+    def _begun(
+        self, loader: Iterable[Batch], length: int | None, generators: list[torch.Generator], before: StateDict
+    ) -> Iterator[Batch]:
+        """Return the batches of an epoch; if there are none although its length is known, those of the loader begun once more.
+
+        The epoch before ended by that length: what a loader does after its last batch, such as to set itself back, comes only now.
+        """
+        batches = iter(reader_of(loader))
+        if length is None:
+            return batches
+
+        def give() -> Iterator[Batch]:
+            first = next(batches, _END)
+            if first is _END:
+                self._set(generators, before)
+                yield from reader_of(loader)
+            else:
+                yield first
+                yield from batches
+
+        return give()
+
     def _note(self, loader: Iterable[Batch], ahead: bool) -> None:
         self._before_fetch = self._place(loader) if ahead else None
-        if self._before_fetch is not None and is_stateful(loader):  # its place is that of the random numbers, too
+        if self._before_fetch is not None and (
+            is_stateful(loader) or not getattr(loader, "num_workers", 0)
+        ):  # it draws in this process
             self._before_fetch["rng_before_fetch"] = self._rng.state_dict()
 
     # --- Generators ---
@@ -307,13 +336,24 @@ class _Order:
         now = self.begin()
         indices = iter(self.sampler)
         next(islice(indices, self.skip, self.skip), None)
-        indices = self.end(now, indices)
+        indices = self._ended(self.end(now, indices))
         if self.seed is None:
             yield from indices
         else:
             for number, index in enumerate(indices, self.skip):
                 digest = hashlib.sha256(self.seed + number.to_bytes(8, "little")).digest()
                 yield _Seeded(index, int.from_bytes(digest[:8], "little"))
+
+    def _ended(self, indices: Iterator[Any]) -> Iterator[Any]:
+        """Have the sampler come to its end before the last batch is given, since the epoch ends by its length.
+
+        What it does after its last index, such as torch's with another draw, is done then as it is where workers read ahead.
+        """
+        length = length_of(self.sampler)
+        if length is not None and length > self.skip:
+            yield from islice(indices, length - self.skip - 1)
+            yield from list(islice(indices, 2))
+        yield from indices
 
     def __len__(self) -> int:
         return len(self.sampler)  # type: ignore[arg-type]
@@ -352,15 +392,34 @@ def _differ(one: Any, other: Any) -> bool:
 
 
 class _Counted(Iterator[Any]):
-    """Counts what is read from an iterator."""
+    """Counts what is read from an iterator.
+
+    One that has ended is begun anew for an epoch: a generator stays ended, a loader that is its own iterator, as DALI's are, does not.
+    """
 
     def __init__(self, iterator: Iterator[Batch], position: LoaderPosition) -> None:
         self._iterator, self._position = iterator, position
 
     def __next__(self) -> Batch:
-        batch = next(self._iterator)
+        batch = next(self._iterator, _END)
+        if batch is _END and self._position._begins:
+            self._iterator = iter(self._iterator)
+            batch = next(self._iterator, _END)
+        if batch is _END:
+            raise StopIteration
+        self._position._begins = False
         self._position._batches_read += 1
         return batch
+
+
+def _rounds(loader: Iterator[Batch]) -> Iterator[Batch]:
+    """Return the batches of an iterator, begun anew when it has ended, if it can be."""
+    found = True
+    while found:
+        found = False
+        for batch in loader:
+            found = True
+            yield batch
 
 
 def is_stateful(loader: object) -> bool:

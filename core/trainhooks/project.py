@@ -62,7 +62,7 @@ def loaded_projects() -> dict[str, Path]:
 
 def _describe(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
-        return f"{path}:{error.lineno or 1}: {type(error).__name__}: {error.msg}"
+        return f"{error.filename or path}:{error.lineno or 1}: {type(error).__name__}: {error.msg}"  # it may be in a module beside it
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not _ours(frame.filename)]
     line = next((frame.lineno for frame in reversed(frames) if frame.filename == str(path)), 1)
     shown = format_frames(error)

@@ -242,7 +242,7 @@ def _json_records(file: io.BufferedReader) -> Iterator[dict[str, Any] | None]:
 
 def _csv_records(file: io.BufferedReader) -> Iterator[dict[str, Any] | None]:
     data = file.read()
-    whole = data[: data.rfind(b"\n") + 1].decode("utf-8", errors="replace")  # a kill may have cut what comes after
+    whole = data[: data.rfind(b"\n") + 1].decode("utf-8-sig", errors="replace")  # a kill may have cut what comes after
     rows = csv.reader(io.StringIO(whole, newline=""))
     try:
         header = next(rows, [])

@@ -82,6 +82,7 @@ class RunLog(RunState):
         self._output: Output = {}
         self._collecting = False  # whether anybody wants what train_step returns as train/...
         self._steps_before: int | None = 0  # those whose outputs the bus was not given; None while that is not known
+        self._metrics_shown = False  # whether a plugin shows them, so that they are flushed though nobody reports them
         self._flush_at = NEVER
         self._report_until: float | None = None  # when the reporters have had their time at the end
 
@@ -321,7 +322,7 @@ class RunLog(RunState):
 
     def plan_flush(self) -> None:
         """Plan the next flush, if anybody needs one: at a multiple of ``log_every_steps``, whatever was flushed in between."""
-        if self.reporter is not None or self.step_marks is not None or self.world_size > 1:
+        if self.reporter is not None or self.step_marks is not None or self._metrics_shown or self.world_size > 1:
             every = self.settings.log_every_steps
             self._flush_at = (self.step // every + 1) * every
 

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from .assembly import note_unlisted
 from .attribution import note_origin
 from .checked_state import COMPARED, check_state
 from .differences import lock_differences, setting_differences
@@ -106,6 +107,7 @@ class Session:
             with no_stray_requests():
                 if trainer.hooks.before_train is not None:
                     trainer.hooks.before_train(trainer=trainer)
+                self._note_evaluation_mode()
                 trainer.hooks.train(trainer=trainer)
             trainer.flush(collective=True)
             if not trainer.ended:
@@ -157,6 +159,7 @@ class Session:
         if self.training:
             self._check()
         self._configure()
+        trainer._check_steps_per_epoch()
         if self.training and not trainer.limited:
             message = "no limit: give max_epochs, max_steps or max_updates (--set max_epochs=10), else training never ends"
             raise UsageError(message)
@@ -166,6 +169,8 @@ class Session:
             trainer.run_folder.open(resume=self.resume is not None, overwrite=trainer.overwrite, facts=facts)
             trainer.run_id, trainer.parent_id = (trainer.run_folder.record[key] for key in ("id", "parent"))
         self._set_up()
+        if self.training:
+            note_unlisted(trainer.manager.plugins.values(), trainer.config)
         trainer.keep_parts(optimizers=self.training)
 
     def _check(self) -> None:
@@ -250,6 +255,15 @@ class Session:
             log.info(
                 "the train loader has no length: if it is endless, an epoch never ends; set steps_per_epoch, max_steps or "
                 "max_updates then"
+            )
+
+    def _note_evaluation_mode(self) -> None:
+        """Say that the whole model was left in evaluation mode, as ``from_pretrained`` gives it; single frozen parts are meant."""
+        trainer = self.trainer
+        if trainer.model is not None and not trainer.model.training and not trainer.limit_reached:
+            log.warning(
+                "the model is in evaluation mode, so dropout is off and batch norm uses its stored statistics while it trains: "
+                "unless that is meant, call model.train() before"
             )
 
     def _restore(self, path: Path) -> None:

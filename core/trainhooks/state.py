@@ -93,9 +93,7 @@ class RunState:
         self.rank, self.world_size = 0, 1
         self.max_epochs, self.max_steps, self.max_updates = max_epochs, max_steps, max_updates
         self.steps_per_epoch = steps_per_epoch
-        if steps_per_epoch is not None and steps_per_epoch < 1:
-            message = f"steps_per_epoch = {steps_per_epoch}: must be at least 1"
-            raise UsageError(message)
+        self._check_steps_per_epoch()
         #: The request to end the run now and have it resumed later, or ``None``.
         self.interruption: Interruption | None = None
         #: Whether a checkpoint of what there is now would be resumed exactly; not so when a step has failed.
@@ -146,6 +144,22 @@ class RunState:
     def max_updates(self, value: int | None) -> None:
         self._update_limit = _checked_limit("max_updates", value)
         self._attention_at = 0
+
+    def _check_steps_per_epoch(self) -> None:
+        """Refuse a length of epochs that is none; a hook or a script may have set it.
+
+        Raises:
+            UsageError: With the value.
+        """
+        value = self.steps_per_epoch
+        if value is None:
+            return
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            message = f"steps_per_epoch = {value!r}: must be a whole number, or None for the length of the loader"
+            raise UsageError(message)
+        if value < 1:
+            message = f"steps_per_epoch = {value}: must be at least 1"
+            raise UsageError(message)
 
     def count_failed_step(self) -> None:
         """Count what a step had done before it failed, so that a training that goes on from here does not do it twice."""
@@ -248,6 +262,9 @@ class RunState:
         """End the run after the current step, or after the current epoch; before the step when asked in ``before_step``."""
         if at not in ("step", "epoch"):
             message = f"stop(at={at!r}): must be 'step' or 'epoch'"
+            raise UsageError(message)
+        if not (isinstance(reason, str) and reason):  # which is shown as the reason of the outcome
+            message = f"stop({reason!r}): say why in words, such as stop('the loss is low enough')"
             raise UsageError(message)
         if at == "step":
             self.stop_reason = self.stop_reason or reason

@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from . import inference, loop
@@ -243,7 +244,7 @@ class Trainer(Driver):
     @property
     def plugins(self) -> Mapping[str, Any]:
         """The active plugins by name, in call order."""
-        return {name: plugin.object for name, plugin in self.manager.plugins.items()}
+        return MappingProxyType({name: plugin.object for name, plugin in self.manager.plugins.items()})
 
     def register(self, plugin: Any, name: str | None = None) -> str:
         """Add a plugin; it gets ``configure`` and ``setup`` at once if their time has passed.
@@ -258,6 +259,10 @@ class Trainer(Driver):
             plugin = plugin()
         if (known := self.manager.find(plugin)) is not None:
             return known.name
+        if isinstance(plugin, str) or not isinstance(name, str | None):
+            what = f"register({plugin!r})" if isinstance(plugin, str) else f"register(..., name={name!r})"
+            message = f"{what}: give a module, a class or an instance, and a text as its name; Trainer(plugins=['ema']) takes installed ones by name"
+            raise UsageError(message)
         new = Plugin(
             self.manager.free_name(name or plugin_name(plugin)),
             plugin,

@@ -204,6 +204,7 @@ def snapshot(trainer):
 class TestEX03:
     """Temporary plugins stay registered."""
 
+    @pytest.mark.usefixtures("quiet")
     def test_ex_03_gone_after_an_exception(self, make_trainer, recorder):
         class Temporary:
             def __init__(self):
@@ -287,6 +288,7 @@ class TestEX06:
         assert again.model.w.item() == -8.0
 
 
+@pytest.mark.usefixtures("quiet")
 def test_ex_02_and_built_ins_with_a_full_disk(make_trainer, tmp_path, monkeypatch):
     """All built-ins on; the disk is full from the first save on: one error with the path, everything closed."""
 

@@ -85,8 +85,7 @@ def round_of(scalar_model, plugins, work_dir=None, fails=False):
 
 
 @pytest.fixture
-def no_gc():
-    gc.collect()
+def no_gc(quiet):
     gc.disable()
     yield
     gc.enable()

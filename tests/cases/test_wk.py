@@ -215,7 +215,7 @@ def test_wk_02_worker_dies_or_hangs(tmp_path, how, words):
     command = [SCRIPT, "train", "-p", "no:progress", "--set", "max_epochs=1", "--set", "work_dir=out", "--set", "device=cpu"]
     command += ["-o", "checkpoint.every_steps=1"]
     environment = {**os.environ, "HOW": how, "NO_COLOR": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=240)
     notes = [json.loads(line) for line in (tmp_path / "notes.jsonl").read_text().splitlines()]
     pids = [value for name, value in notes if name == "pid"]
     (fault,) = [value for name, value in notes if name == "fault"]
@@ -246,7 +246,7 @@ def test_wk_02_main_is_killed(tmp_path):
     (tmp_path / "trainconf.py").write_text(conf)
     command = [SCRIPT, "train", "-p", "no:progress", "--set", "max_epochs=1", "--set", "work_dir=out", "--set", "device=cpu"]
     environment = {**os.environ, "HOW": "killed"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, check=False, timeout=60)
+    done = subprocess.run(command, cwd=tmp_path, env=environment, stdout=subprocess.DEVNULL, check=False, timeout=240)
     assert done.returncode == -9
     pids = [json.loads(line)[1] for line in (tmp_path / "notes.jsonl").read_text().splitlines()]
     assert len(pids) == 2
@@ -295,6 +295,8 @@ def test_wk_02_a_thread_logs_while_workers_start(make_trainer, monkeypatch):
     thread = threading.Thread(target=talk)
     thread.start()
     try:
+        while not written:
+            time.sleep(0.001)
         trainer = make_trainer(device="cpu", max_epochs=5)
         trainer.loaders["train"] = DataLoader(Logs(), num_workers=2, timeout=60, multiprocessing_context="fork")
         trainer.train()
@@ -303,4 +305,4 @@ def test_wk_02_a_thread_logs_while_workers_start(make_trainer, monkeypatch):
         thread.join()
         logging.getLogger("trainhooks").removeHandler(handler)
     assert trainer.step == 20
-    assert "main" in written
+    assert set(written) == {"main"}

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 torch.set_num_threads(1)  # a forked child has none of the threads that its parent may have computed with
 
-SECONDS, MEGABYTES, SILENCE_S = 5.0, 500.0, 30.0
+SECONDS, MEGABYTES, SILENCE_S = 5.0, 500.0, 120.0
 OLDER, NEWER = "step-00000003", "step-00000006"
 TRAINCONF = """
 import torch

@@ -44,6 +44,8 @@ from trainhooks_builtins import Checkpoint
 KILLS, COLD_KILLS = 500, 10
 #: Starts of one run after which it is given up: it makes no progress.
 MOST_STARTS = 100
+#: By how much longer each further start of a run may live: the machine may have become slower than it was when that was measured.
+LONGER = 0.1
 
 #: Where a kill hit, by the last line that the child had reported.
 PHASES = {
@@ -259,7 +261,7 @@ def forked_kills(folder, kills, verdict, chance):
             pid = fork(
                 lambda r=report, k=killed_run, c=config, o=options: train(c, o, k.run, r), killed_run.folder / "errors.txt"
             )
-            killed, code = kill_after(pid, chance.uniform(0, life_s))
+            killed, code = kill_after(pid, chance.uniform(0, life_s * (1 + LONGER * start)))
             if killed_run.look(start, killed=killed, code=code):
                 break
         else:
@@ -307,7 +309,7 @@ def cold_kills(folder, kills, verdict, chance):
         for number in range(MOST_STARTS):
             process = start(killed_run.folder, killed_run.run, killed_run.report(number))
             try:
-                code = process.wait(chance.uniform(0, life_s))
+                code = process.wait(chance.uniform(0, life_s * (1 + LONGER * number)))
             except subprocess.TimeoutExpired:
                 process.kill()
                 code = process.wait()

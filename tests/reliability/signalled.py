@@ -29,7 +29,7 @@ from trainhooks_builtins import Signals
 PHASES = ("setup", "step", "load", "evaluation", "load of an evaluation", "save", "after_train", "teardown")
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 STEPS, EVALUATE, HELD_AT = 18, 5, 9
-LIMIT_S = 60
+LIMIT_S = 200
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,9 @@ class Case:
 
 
 class Held(Samples):
-    """Says that a sample is being loaded, once, and takes long for it."""
+    """Says that a sample is being loaded, once, and takes long for it: in a worker for ever, else until the signal has arrived."""
+
+    trainer = None
 
     def __init__(self, pipe, index, size=26):
         super().__init__(size=size)
@@ -69,12 +71,24 @@ class Held(Samples):
             if not mark.exists():
                 mark.touch()
                 append(self.pipe, "here\n")
-                time.sleep(600 if os.getpid() != int(self.pipe.with_suffix(".main").read_text()) else 0.3)
+                if self.trainer is None:
+                    time.sleep(600)
+                wait_for_signal(self.trainer)
         return super().__getitem__(index)
 
 
+def wait_for_signal(trainer):
+    """Wait until the signal has arrived, or should have."""
+    deadline = time.monotonic() + LIMIT_S
+    while trainer.interruption is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+
+
 class Phase:
-    """Says that a phase has come, and stays in it until the signal has arrived."""
+    """Says that a phase has come, and stays in it until the signal has arrived.
+
+    A run that is signalled at a moment drawn at random does not end before that.
+    """
 
     def __init__(self, where, pipe):
         self.where, self.pipe = where, pipe
@@ -85,9 +99,7 @@ class Phase:
             return
         self.said = True
         append(self.pipe, "here\n")
-        deadline = time.monotonic() + LIMIT_S
-        while trainer.interruption is None and time.monotonic() < deadline:
-            time.sleep(0.002)
+        wait_for_signal(trainer)
 
     @hookimpl
     def setup(self, trainer):
@@ -120,6 +132,8 @@ class Phase:
     @hookimpl
     def after_train(self, trainer):
         self.hold(trainer, "after_train")
+        if self.where == "random":
+            wait_for_signal(trainer)
 
     @hookimpl
     def teardown(self, trainer):
@@ -135,6 +149,8 @@ def trainer_of(folder, report, case, pipe=None, **arguments):
     for split, size, batch, phase in (("train", 26, BATCH, "load"), ("val", 6, 3, "load of an evaluation")):
         held = 20 if phase == case.phase and split == "train" else 4 if phase == case.phase else -1
         data = Held(pipe, held, size) if pipe else Samples(size=size)
+        if pipe and not case.method:
+            data.trainer = trainer
         more = {"num_workers": 2, "multiprocessing_context": case.method} if case.method else {}
         trainer.loaders[split] = DataLoader(data, batch_size=batch, shuffle=True, **more)
     return trainer
@@ -152,7 +168,6 @@ def interrupted(case, folder):
             os.setsid()
             for one in SIGNALS:  # a shell starts what it runs in the background with SIGINT ignored
                 signal.signal(one, signal.default_int_handler if one == signal.SIGINT else signal.SIG_DFL)
-            pipe.with_suffix(".main").write_text(str(os.getpid()))
             report = Report(folder / "first.jsonl")
             reports_warnings(report)
             trainer = trainer_of(folder, report, case, pipe)
@@ -198,11 +213,12 @@ def survivors(session):
 
 
 def orphans(session, within_s=2.0):
-    """Return what is left of a session after a while."""
-    deadline = time.monotonic() + within_s
-    while (found := survivors(session)) and time.monotonic() < deadline:
+    """Return what is left of a session after a while, in which this process runs: one that is halted has all others halted, too."""
+    for _ in range(round(within_s / 0.02)):
+        if not survivors(session):
+            break
         time.sleep(0.02)
-    return found
+    return survivors(session)
 
 
 def resumed(case, folder, name, init=8):

@@ -81,6 +81,16 @@ def test_weights_and_metrics_are_those_of_the_uncompiled_run(backend):
 
 
 @pytest.mark.parametrize(
+    "model", [nn.Linear(3, 1), nn.Sequential(nn.Linear(3, 2), nn.Tanh(), nn.Linear(2, 1)), Net()], ids=type
+)
+def test_a_model_is_one_graph_whatever_its_class(model):
+    counters = torch._dynamo.utils.counters
+    counters.clear()
+    net_trainer([Compile(backend="eager", fullgraph=True)], model).train()
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.parametrize(
     ("options", "wanted"),
     [
         ({}, {"train": True, "eval": True, "predict": True}),

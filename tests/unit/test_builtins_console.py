@@ -294,13 +294,15 @@ class Screen:
 SCRIPT = """
     import time
     import torch
-    from trainhooks import Trainer, hookimpl
+    from trainhooks import Trainer, hookimpl, lane
     from trainhooks_builtins import Console, Progress
+
+    lane._GATHER_S = 0.01  # so that there are many tables
 
     class Takes:
         @hookimpl
         def after_step(self, trainer):
-            print("step", trainer.step + 1, flush=True)
+            print(f"step {trainer.step + 1}\\n", end="", flush=True)  # at once: print writes words and line ends one by one
             time.sleep(0.03)
 
     model = torch.nn.Linear(1, 1)

@@ -536,7 +536,7 @@ class TestFailures:
         files.end()
         for found in (rows(files.path), lines(files.path)):
             assert [int(row["step"]) for row in found] == [3, 4]
-        assert sum("was removed; it is begun anew" in text for text in messages()) == 2
+        assert sum("was removed, replaced or cut: it goes on from what is there" in text for text in messages()) == 2
 
     def test_a_file_of_somebody_else_is_left_alone(self, make_trainer, tmp_path, messages):
         folder = tmp_path / "run"

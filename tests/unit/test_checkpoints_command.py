@@ -575,7 +575,7 @@ def test_what_is_no_tensor_needs_a_file_of_torch(cli, tmp_path, monkeypatch):
     state = {"model": {"w": torch.ones(2), "_extra_state": {"scale": 2}}, "plugins/ema": {"average": {}, "averagings": 0}}
     write_checkpoint(tmp_path / "step-00000001", take_snapshot(state), {"step": 1})
     said = one_line(cli("checkpoints", "export", "step-00000001", expect=2))
-    assert "_extra_state: no tensor, which a safetensors file cannot hold; --pt writes a file for torch.load" in said
+    assert "_extra_state: no plain tensor, which a safetensors file cannot hold; --pt writes a file for torch.load" in said
     cli("checkpoints", "export", "step-00000001", "-o", "w.pth")
     found = torch.load("w.pth", weights_only=True)
     assert found["_extra_state"] == {"scale": 2}

@@ -121,10 +121,7 @@ class TestWhomACheckpointWaitsFor:
         reporter.put(record(0))
         assert held.entered.wait(60)
         lane._called_at -= 7200
-        later = threading.Timer(10, held.release.set)  # it would be waited for until then
-        later.start()
         assert not lane.caught_up(3600)
-        later.cancel()
         held.release.set()
         reporter.close(DONE, 30)
 
@@ -137,10 +134,7 @@ class TestWhomACheckpointWaitsFor:
         reporter.put(record(1))
         assert held.entered.wait(60)
         lane._took_s = 7200.0
-        later = threading.Timer(10, held.release.set)
-        later.start()
         assert not lane.caught_up(3600)
-        later.cancel()
         held.release.set()
         reporter.close(DONE, 30)
 
@@ -152,12 +146,13 @@ class TestWhomACheckpointWaitsFor:
         later = threading.Timer(0.1, held.release.set)
         later.start()
         assert reporter.lanes[0].caught_up(3600)
+        later.join()
         reporter.close(DONE, 30)
 
     def test_not_for_a_service_that_is_away(self, monkeypatch):
         """A refused connection takes no time; it is the pause before the next attempt that would be waited for."""
-        monkeypatch.setattr("trainhooks.lane._FIRST_PAUSE_S", 10.0)
-        monkeypatch.setattr("trainhooks.lane._LONGEST_PAUSE_S", 10.0)
+        monkeypatch.setattr("trainhooks.lane._FIRST_PAUSE_S", 3600.0)
+        monkeypatch.setattr("trainhooks.lane._LONGEST_PAUSE_S", 3600.0)
         refuses = Refuses({0})
         reporter = Reporter(managed(refuses), RUN)
         (lane,) = reporter.lanes
@@ -166,6 +161,7 @@ class TestWhomACheckpointWaitsFor:
         refuses.refused = ()
         assert not lane.caught_up(3600)
         assert lane.waiting == 1
+        monkeypatch.setattr("trainhooks.lane._FIRST_PAUSE_S", 0.001)
         reporter.close(DONE, 30)
         assert refuses.got == [0]
 
@@ -229,7 +225,7 @@ class TestHowLongIsGathered:
         opens.release.set()
         reporter = Reporter(managed(opens), RUN)
         reporter.put(record(0))
-        wait_for(lambda: opens.got == [0])
+        wait_for(lambda: reporter.lanes[0].waiting == 0)
         for step in range(1, 61):
             reporter.put(record(step))
         assert reporter.lanes[0].waiting == 60
@@ -318,7 +314,7 @@ def test_logging_in_a_forked_process_neither_waits_for_a_lock_nor_keeps_anything
     if child == 0:
         left = 1
         try:
-            signal.alarm(20)  # ends this process if it waits for the lock
+            signal.alarm(120)  # ends this process if it waits for the lock
             reporter.put(record(0))
             left = lane.waiting
         finally:
@@ -424,3 +420,4 @@ def test_ctrl_c_while_reporters_are_waited_for_does_not_keep_it_from_being_said_
     assert [text for text in messages() if "not sent" in text] == lost
     for held in (first, second):
         held.release.set()
+    wait_for(lambda: all(lane.ended for lane in reporter.lanes))

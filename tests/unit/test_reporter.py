@@ -68,7 +68,7 @@ class Held(Takes):
     @hookimpl
     def report_metrics(self, run, records):
         self.entered.set()
-        assert self.release.wait(30)
+        assert self.release.wait(250)
         self.got += [one.step for one in records]
 
 
@@ -126,7 +126,9 @@ class TestDelivery:
         assert takes.threads == {"trainhooks-reporter-p0"}
         assert threads() == []
 
-    def test_one_record_a_call_or_as_many_as_the_plugin_says(self):
+    def test_one_record_a_call_or_as_many_as_the_plugin_says(self, monkeypatch):
+        monkeypatch.setattr("trainhooks.lane._GATHER_S", 3600.0)  # what is not handed over at once comes together, at the end
+
         class Single(Batches):
             records_per_call = 1
 
@@ -344,8 +346,17 @@ class TestErrors:
         reporter.close(DONE, 60)
         assert sorted(restarts.got) == list(range(5))
 
-    def test_a_dead_service_does_not_hold_the_end_up_for_each_record(self, messages):
-        fails = Fails(ConnectionError("down"))
+    def test_a_dead_service_does_not_hold_the_end_up_for_each_record(self, messages, monkeypatch):
+        monkeypatch.setattr("trainhooks.lane._PATIENCE", 0.0)  # however long it takes until the end comes
+
+        class Down(Fails):
+            @hookimpl
+            def report_metrics(self):
+                wait_for(lambda: reporter.lanes[0]._closing)
+                self.calls += 1
+                raise self.error
+
+        fails = Down(ConnectionError("down"))
         reporter = Reporter(managed(fails), RUN)
         for step in range(1000):
             reporter.put(record(step))
@@ -575,8 +586,9 @@ class TestInARun:
         with pytest.raises(UsageError, match="call it in configure or setup"):
             make_trainer([Late(), Takes()]).train()
 
-    def test_what_is_logged_before_a_checkpoint_is_delivered_before_it(self, make_trainer, tmp_path):
+    def test_what_is_logged_before_a_checkpoint_is_delivered_before_it(self, make_trainer, tmp_path, monkeypatch):
         """Also media, which a resumed run does not log again; nothing is flushed for it."""
+        monkeypatch.setattr(Reporter.catch_up, "__defaults__", (60.0,))  # a busy machine may need more than what it waits
         takes, seen = Takes(), []
 
         class Logs:
@@ -707,14 +719,24 @@ def test_one_that_comes_late_is_told_of_a_run_that_goes_on_from_there(make_train
 
 
 @pytest.mark.parametrize("timeout_s", [0, 0.5])
-def test_one_that_hangs_does_not_keep_the_others_from_being_closed(make_trainer, messages, timeout_s):
-    held, remembers = Held(), Remembers()
+def test_one_that_hangs_does_not_keep_the_others_from_being_closed(make_trainer, messages, monkeypatch, timeout_s):
+    """It hangs until another one, which comes after it, has been told of the end."""
+    monkeypatch.setattr("trainhooks.run_log._CLOSING_S", 60.0)
+    held = Held()
+
+    class Frees(Remembers):
+        @hookimpl
+        def report_end(self, outcome):
+            self.outcome = outcome
+            held.release.set()
+
+    remembers = Frees()
     trainer = make_trainer([held, remembers], values=(1.0,) * 50, log_every_steps=1, report_timeout_s=timeout_s)
     trainer.train()
     assert len(remembers.got) == 50
     assert remembers.outcome.status == "completed"
-    assert [text for text in messages() if "did not finish in time" in text and "'held'" not in text] == []
-    held.release.set()
+    assert held.got == list(range(1, 51))
+    assert [text for text in messages() if "did not finish in time" in text] == []
 
 
 def test_what_had_not_arrived_at_a_checkpoint_is_offered_again_to_who_can_tell(make_trainer, tmp_path):

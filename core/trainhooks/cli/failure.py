@@ -48,6 +48,10 @@ def report(error: BaseException) -> int:
         return error.code % 256 or 1 if isinstance(error.code, int) else 1
     if isinstance(error, BrokenPipeError) and _stdout_is_gone():
         return _BROKEN_PIPE
+    if isinstance(error, OSError) and _was_printing(error):
+        click.echo(f"trainhooks: the output cannot be written to stdout: {error.strerror}", err=True)
+        _leave_stdout()
+        return 1
     if isinstance(error, TrainhooksError):
         _show_origin(error)
         click.echo(clean_lines(f"trainhooks: {error}"), err=True)
@@ -95,8 +99,20 @@ def _stdout_is_gone() -> bool:
     poll.register(out, select.POLLOUT)
     gone = any(events & select.POLLERR for _, events in poll.poll(0))
     if gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), out)
+        _leave_stdout()
     return gone
+
+
+def _was_printing(error: OSError) -> bool:
+    """Return whether an error is that of the last write of a command to a stdout such as a file on a full disk."""
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return bool(frames) and frames[-1].startswith(_QUIET[0])
+
+
+def _leave_stdout() -> None:
+    """Keep Python from complaining once more at exit of what it cannot write."""
+    with suppress(OSError, ValueError, AttributeError):  # no real stdout
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _show_notes(notes: Any) -> None:

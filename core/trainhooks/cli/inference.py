@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -74,6 +75,12 @@ def predict(
     """Predict with a checkpoint of what TARGET describes."""
     if output is not None and not output.absolute().parent.is_dir():
         message = f"--output {output}: there is no folder {output.absolute().parent}"
+        raise UsageError(message)
+    if output is not None and (
+        output.is_dir() or not os.access(output if output.exists() else output.absolute().parent, os.W_OK)
+    ):
+        why = "it is a folder, name a file" if output.is_dir() else "it may not be written"
+        message = f"--output {output}: {why}"
         raise UsageError(message)
     trainer, checkpoint = _prepared(target, checkpoint, best, best_by, chosen)
     with trainer.using(_Counts()) as counts:

@@ -56,7 +56,7 @@ def plugins(names: tuple[str, ...], check: bool, options_of: str | None, json_wa
     else:
         columns = ("name", "state", "distribution", "version", *(("import_ms", "hooks") if check else ()), "reason")
         click.echo(table(columns, rows))
-        if sys.stdout.isatty():
+        if sys.stdout is not None and sys.stdout.isatty():  # it is None where it was closed
             click.echo("\n`trainhooks plugins --options NAME` says what one does and which options it has; -p NAME uses it.")
     if any(row["state"] in ("failed", "conflict") for row in rows):
         sys.exit(1 if check else 0)

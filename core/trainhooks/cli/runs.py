@@ -45,7 +45,7 @@ def runs(folder: Path, sort: str, json_wanted: bool) -> None:
     if json_wanted:
         click.echo(as_json(rows, indent=1))
     elif rows:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        width = shutil.get_terminal_size().columns if sys.stdout is not None and sys.stdout.isatty() else None
         click.echo(fitted([_as_text(row) for row in rows], width))
     else:
         click.echo(f"trainhooks: no runs below {pasted(folder)}", err=True)

@@ -96,13 +96,23 @@ def is_dense(shape: Sequence[int], stride: Sequence[int]) -> bool:
     return True
 
 
-def write_tensors(sink: Sink, tensors: Mapping[str, Tensor]) -> None:
+def is_plain(value: object) -> bool:
+    """Return whether a value is a tensor that every safetensors library reads as what it is."""
+    return isinstance(value, Tensor) and value.layout == torch.strided and value.dtype in _CODE_OF
+
+
+def write_tensors(sink: Sink, tensors: Mapping[str, Tensor], facts: Mapping[str, str] | None = None) -> None:
     """Write a safetensors file; each tensor must be dense and on the CPU.
+
+    Args:
+        sink: Takes the content.
+        tensors: By name.
+        facts: Texts for the header.
 
     Raises:
         CheckpointError: There are more tensors than can be read again.
     """
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt", **(facts or {})}}
     order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps every one aligned
     end = 0
     for name in order:

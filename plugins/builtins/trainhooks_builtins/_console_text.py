@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 _IN_LINE, _IN_TABLE = 8, 40
 _LONGEST: Final = 60
+_NARROWEST: Final = 30
+_NAME, _NUMBER = 16, 13  # columns of the terminal that the names need, and each number
 
 
 class Shown(NamedTuple):
@@ -50,7 +52,7 @@ def line(title: str, rows: Sequence[Shown], *, limit: bool) -> str:
 
 
 def table(title: str, rows: Sequence[Shown], *, color: bool, unicode: bool) -> str:
-    """Return a table, as wide as the terminal at most.
+    """Return a table, as wide as the terminal at most; a narrow one gets no mean, then no median either.
 
     Args:
         title: Where the training is.
@@ -63,18 +65,20 @@ def table(title: str, rows: Sequence[Shown], *, color: bool, unicode: bool) -> s
     from rich.table import Table
     from rich.text import Text
 
+    width = max(shutil.get_terminal_size().columns, _NARROWEST)
+    columns = min(max((width - _NAME) // _NUMBER, 1), 3)
     made = Table(title=Text(title), title_justify="left", box=box.ROUNDED if unicode else box.ASCII)
     made.add_column("metric", overflow="fold")
-    for name in ("latest", "median", "mean"):
+    for name in ("latest", "median", "mean")[:columns]:
         made.add_column(name, justify="right", no_wrap=True)
     for row in rows[:_IN_TABLE]:
-        made.add_row(Text(printable(row.name)), *map(short, (row.latest, row.median, row.mean)))
+        made.add_row(Text(printable(row.name)), *map(short, (row.latest, row.median, row.mean)[:columns]))
     if len(rows) > _IN_TABLE:
         made.caption = Text(f"and {len(rows) - _IN_TABLE} more")
     text = io.StringIO()
     console = Console(
         file=text,
-        width=max(shutil.get_terminal_size().columns, 40),
+        width=width,
         force_terminal=color,
         color_system="standard" if color else None,
         force_jupyter=False,

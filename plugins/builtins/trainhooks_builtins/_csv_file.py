@@ -196,7 +196,7 @@ def _read_header(source: BinaryIO) -> list[str] | None:
     def lines() -> Iterator[str]:
         nonlocal last
         while last.endswith(b"\n") and (last := source.readline()):
-            yield last.decode("utf-8", "replace")
+            yield last.decode("utf-8-sig", "replace")  # spreadsheets put a mark there
 
     try:
         header = next(csv.reader(lines()), [])

@@ -8,14 +8,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 
 from trainhooks import CheckpointError, UsageError
 from trainhooks.durable import sync_folder
 from trainhooks.suggest import suggestion
 
 from ._checkpoint_files import read_checkpoint
+from ._checkpoint_tensors import is_plain, write_tensors
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -89,9 +88,11 @@ def write_weights(path: Path, weights: dict[str, Any], facts: dict[str, str], *,
         UsageError: A safetensors file cannot hold one of them.
         CheckpointError: With the path and the cause; nothing is left behind.
     """
-    others = [name for name, value in weights.items() if not isinstance(value, torch.Tensor)]
+    others = [name for name, value in weights.items() if not is_plain(value)]
     if others and not pickled:
-        message = f"{', '.join(others[:3])}: no tensor, which a safetensors file cannot hold; --pt writes a file for torch.load"
+        message = (
+            f"{', '.join(others[:3])}: no plain tensor, which a safetensors file cannot hold; --pt writes a file for torch.load"
+        )
         raise UsageError(message)
     temporary = path.with_name(f".trainhooks-export-{os.getpid()}.tmp")
     try:
@@ -99,15 +100,15 @@ def write_weights(path: Path, weights: dict[str, Any], facts: dict[str, str], *,
         if pickled:
             torch.save(apart, temporary)
         else:
-            save_file(apart, temporary, metadata={"format": "pt", **facts})
-        temporary.chmod(0o666 & ~_umask())  # safetensors makes files that only their owner can read
+            with temporary.open("wb") as file:
+                write_tensors(file, apart, facts)
         _sync(temporary)
         temporary.replace(path)
         sync_folder(path.parent)
     except BaseException as error:
         with suppress(OSError):
             temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError | RuntimeError | SafetensorError | ValueError):
+        if isinstance(error, OSError | RuntimeError | ValueError):
             message = f"cannot write {path}: {error}"
             raise CheckpointError(message) from error
         raise
@@ -129,12 +130,6 @@ def _apart(weights: dict[str, Any]) -> dict[str, Any]:
 def _unversioned(part: Any) -> Any:
     """Return a state without the version that stands around it."""
     return part["state"] if isinstance(part, Mapping) and set(part) == {"state_version", "state"} else part
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def _sync(path: Path) -> None:

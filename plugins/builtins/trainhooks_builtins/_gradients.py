@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -13,6 +13,9 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
+
+#: Where a checkpoint that was written within a window of the plugin ``accumulate`` has its gradients.
+OF_WINDOW: Final = "accumulate/gradients"
 
 
 def with_gradient(optimizers: Iterable[Optimizer]) -> list[Tensor]:

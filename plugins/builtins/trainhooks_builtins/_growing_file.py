@@ -44,13 +44,15 @@ class GrowingFile:
             file.close()
 
     def is_in_place(self) -> bool:
-        """Return whether the path still leads to the file that is open."""
+        """Return whether the path still leads to the file that is open, and that is as long as was written at least."""
         if self._file is None:
             return False
         try:
-            return os.path.samestat(os.fstat(self._file.fileno()), self.path.stat())
+            found = self.path.stat()
         except FileNotFoundError:
             return False
+        ours = os.fstat(self._file.fileno())
+        return ours.st_size >= self.size and os.path.samestat(ours, found)
 
     def append(self, data: bytes) -> None:
         """Add bytes; when that fails nothing of them counts.

@@ -15,6 +15,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Column, Table
 from rich.text import Text
 
+from ._terminal import one_line
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -124,8 +126,7 @@ def panel(view: View, console: Console) -> RenderableType:
 
 def _printable(text: str, console: Console) -> str:
     """Return a text as it will be written, so that it is as wide as it seems, in one line."""
-    plain = text.encode(console.encoding, "backslashreplace").decode(console.encoding)
-    return plain if plain.isprintable() else "".join([one if one.isprintable() else repr(one)[1:-1] for one in plain])
+    return one_line(text.encode(console.encoding, "backslashreplace").decode(console.encoding))
 
 
 def _line(view: View, width: int, *, full: str, rest: str) -> Text:

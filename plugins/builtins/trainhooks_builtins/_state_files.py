@@ -166,6 +166,8 @@ class _Encoder:
         if value.layout == torch.sparse_coo:  # gradients of nn.Embedding(sparse=True)
             parts = [self._inside("indices", value._indices()), self._inside("values", value._values())]
             return {"$sparse": [*parts, list(value.shape), value.is_coalesced()]}
+        if value.is_nested:
+            self._no_tensor("nested tensor")
         if value.layout != torch.strided or value.is_quantized or value.dtype not in DTYPES.values():
             self._no_tensor(f"{value.layout} tensor of {value.dtype}")
         if value.device.type == "meta" or (value.numel() and value.data_ptr() == 0):
@@ -179,7 +181,11 @@ class _Encoder:
 
     def _store(self, value: Tensor) -> dict[str, Any]:
         tensor = value.detach().resolve_conj().resolve_neg()
-        if not is_dense(tensor.shape, tensor.stride()):
+        if not tensor.numel():
+            tensor = torch.empty(
+                tensor.shape, dtype=tensor.dtype
+            )  # whatever its strides are, which contiguous() leaves as they are
+        elif not is_dense(tensor.shape, tensor.stride()):
             tensor = tensor.contiguous()
         if tensor.device.type == "cuda":
             self._devices.add(tensor.device)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trainhooks import OptionError, SkipStep, UsageError, hookimpl
 
-from ._gradients import divide, gradients_of, restore, saved, with_gradient
+from ._gradients import OF_WINDOW, divide, gradients_of, restore, saved, with_gradient
 
 if TYPE_CHECKING:
     from collections.abc import Generator
@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from trainhooks.types import Output, StateDict
 
 log = logging.getLogger("trainhooks")
-
-#: Where a checkpoint that was written within a window has its gradients.
-_KEY = "accumulate/gradients"
 
 
 class Accumulate:
@@ -241,14 +238,14 @@ class Accumulate:
     @hookimpl
     def on_save(self, trainer: Trainer, state: StateDict) -> None:
         """Add the gradients of a window that is open."""
-        if self.position and not trainer.gradients_spent:
+        if self.position:
             self._take_members(trainer)
-            state[_KEY] = saved(trainer.optimizers, trainer.model)
+            state[OF_WINDOW] = saved(trainer.optimizers, trainer.model)
 
     @hookimpl
     def on_load(self, state: StateDict) -> None:
         """Keep them until the training begins."""
-        self._saved = state.get(_KEY)
+        self._saved = state.get(OF_WINDOW)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the place within the window and the weight of its steps."""

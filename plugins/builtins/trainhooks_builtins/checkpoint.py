@@ -33,7 +33,9 @@ from ._checkpoint_files import (
 )
 from ._checkpoint_folders import in_words, read_folder, recover
 from ._checkpoint_rotation import Ranking, Wish, note_unread, rotate, steps_there
+from ._in_background import nothing, run_into
 from ._monitored import missing_metric
+from ._open_gradients import KeepsGradients
 from ._run_checkpoints import find, newest_run, owner_of
 
 if TYPE_CHECKING:
@@ -49,7 +51,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("trainhooks")
 
 
-class Checkpoint:
+class Checkpoint(KeepsGradients):
     """Saves the run every so often and at its end, and restores it.
 
     A checkpoint is a folder ``checkpoints/step-00000100`` in the run folder: ``tensors.safetensors``, ``state.json`` (everything
@@ -106,6 +108,7 @@ class Checkpoint:
         if on_failure not in ("stop", "continue"):
             message = f"on_failure = {on_failure!r}: must be 'stop' or 'continue'"
             raise OptionError(message)
+        super().__init__()
         self.interval = Interval(0 if every_epochs is None and every_minutes else every_epochs, every_steps, every_updates)
         self.every_s = every_minutes * 60
         self.pin_every_epochs, self.pin_every_steps = pin_every_epochs, pin_every_steps
@@ -140,6 +143,7 @@ class Checkpoint:
     def before_train(self, trainer: Trainer) -> None:
         """Forget what an evaluation before this run left, and put in order what a killed process left."""
         trainer.settle_saves()  # of a training that was left in a hurry
+        self.put_gradients(trainer)
         if self.best is not None and trainer.run_folder is not None and trainer.is_main:
             trainer.run_folder.update(checkpoint_best=self.best.metric)  # a script's instance has no options that are recorded
         self._outdated = self._looked = False
@@ -305,10 +309,10 @@ class Checkpoint:
             plugin._stops = "stop_after_epoch" in state["run"]
             save.add(plugin)
         if not in_background:
-            return save.run() or _nothing_saved()
+            return save.run() or nothing()
         future: Future[Path | None] = Future()
         # A daemon, for which the interpreter does not wait when a second Ctrl-C ends the process; teardown does wait.
-        self._writer = Thread(target=_run_into, args=(future, save), name="trainhooks checkpoint", daemon=True)
+        self._writer = Thread(target=run_into, args=(future, save.run), name="trainhooks checkpoint", daemon=True)
         self._writer.start()
         return future
 
@@ -344,8 +348,9 @@ class Checkpoint:
         raise CheckpointError(message)
 
     @hookimpl
-    def on_load(self, trainer: Trainer) -> None:
+    def on_load(self, trainer: Trainer, state: StateDict) -> None:
         """Tell whose checkpoint it was, if this instance of the plugin has read it."""
+        self.take_gradients(state)
         if self._loaded_run_id:
             trainer.loaded_run_id = self._loaded_run_id
 
@@ -479,20 +484,6 @@ class _Save:
                 plugin.best.commit(values, there)
         for path in removed:
             folder.forget(f"{path.parent.name}/{path.name}")
-
-
-def _run_into(future: Future[Path | None], save: _Save) -> None:
-    """Save, and pass on how that went."""
-    try:
-        future.set_result(save.run())
-    except BaseException as error:
-        future.set_exception(error)
-
-
-def _nothing_saved() -> Future[Path | None]:
-    future: Future[Path | None] = Future()
-    future.set_result(None)
-    return future
 
 
 def _numbers(metrics: Metrics) -> dict[str, float]:

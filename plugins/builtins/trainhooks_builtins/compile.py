@@ -15,6 +15,8 @@ from trainhooks.suggest import suggestion
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator
 
+    from torch import nn
+
     from trainhooks import Outcome, Trainer
     from trainhooks.types import Metrics
 
@@ -26,9 +28,10 @@ _CALL = "_compiled_call_impl"  # where Module.compile puts what __call__ uses; t
 class Compile:
     """Compiles the model with ``torch.compile`` for as long as the run lasts.
 
-    It is done in place, by ``Module.compile``, so that the model stays the object that it was: the names in its ``state_dict``, the
-    optimizer and all other plugins know nothing of it, and a checkpoint fits a run without this plugin. How long the first call
-    takes, in which torch traces and compiles, is logged as ``time/compile``. Options are those of ``torch.compile``.
+    It is done in place, as ``Module.compile`` does it, so that the model stays the object that it was: the names in its ``state_dict``,
+    the optimizer and all other plugins know nothing of it, and a checkpoint fits a run without this plugin. Unlike there, a model
+    is compiled whose class is one of torch's, such as ``nn.Sequential``. How long the first call takes, in which torch traces and
+    compiles, is logged as ``time/compile``. Options are those of ``torch.compile``.
 
     Args:
         mode: ``default``, ``reduce-overhead``, ``max-autotune`` or ``max-autotune-no-cudagraphs``; for ``inductor`` only.
@@ -80,13 +83,12 @@ class Compile:
         if self.mode is not None:
             arguments["mode"] = self.mode
         try:
-            model.compile(**arguments)
+            self._compiled = torch.compile(_call_of(model), **arguments)
         except RuntimeError as error:  # what torch raises for names that it does not know
             known = torch._dynamo.list_backends(exclude_tags=None)
             hint = suggestion(self.backend, known) if self.mode is None else ""
             message = f"torch.compile does not take backend = {self.backend!r}, mode = {self.mode!r}{hint}: {error}"
             raise OptionError(message) from error
-        self._compiled = vars(model)[_CALL]
         vars(model)[_CALL] = self._timed(trainer) if self.training else None
 
     @hookimpl(wrapper=True)
@@ -131,3 +133,13 @@ class Compile:
             return result
 
         return first_call
+
+
+def _call_of(model: nn.Module) -> Callable[..., Any]:
+    """Return the call of a model as a function of ours: one that begins in torch's own files torch passes over."""
+    inner: Any = model._call_impl
+
+    def call(*inputs: Any, **named: Any) -> Any:
+        return inner(*inputs, **named)
+
+    return call

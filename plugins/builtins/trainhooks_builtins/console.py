@@ -12,7 +12,7 @@ from trainhooks import OptionError, hookimpl
 from ._choices import check_choice
 from ._console_text import Shown, line, table
 from ._recent_values import RecentValues
-from ._terminal import can_move_cursor, in_ci
+from ._terminal import can_move_cursor, in_ci, is_terminal, write
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -124,9 +124,7 @@ class Console:
         if out is None or self._closed:
             return
         try:
-            encoding = getattr(out, "encoding", None) or "utf-8"
-            out.write(text.encode(encoding, "backslashreplace").decode(encoding))
-            out.flush()
+            write(out, text)
         except (OSError, ValueError) as error:  # what reads the pipe has gone, or the stream is closed
             self._closed = True
             log.warning("console: stdout takes nothing more (%s); nothing more is printed", error)
@@ -134,12 +132,7 @@ class Console:
 
 def _is_interactive() -> bool:
     """Return whether stdout is a terminal that knows control characters, and is not one of CI, whose output is kept as it is."""
-    out = sys.stdout
-    try:
-        terminal = out is not None and out.isatty()
-    except ValueError:  # it is closed
-        return False
-    return terminal and can_move_cursor() and not in_ci()
+    return is_terminal(sys.stdout) and can_move_cursor() and not in_ci()
 
 
 def _has_unicode() -> bool:

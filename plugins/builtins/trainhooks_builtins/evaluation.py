@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from trainhooks import DataError, OptionError, UsageError, hookimpl
 from trainhooks.best import Best, Mode
@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from trainhooks.types import Batch, Metrics, Output
 
 log = logging.getLogger("trainhooks")
+
+#: What loaders are called elsewhere that are there to be evaluated while training.
+_OTHER_NAMES: Final = ("valid", "validation", "dev", "eval")
 
 
 class Evaluation:
@@ -98,6 +101,8 @@ class Evaluation:
         else:
             loader = trainer.find_loader("val")
             loaders = {"val": loader} if loader is not None else {}
+            if loader is None and not self.interval.never:
+                self._tell_other_name(trainer)
         for split, loader in loaders.items():
             if length_of(loader) == 0:
                 raise no_batches(loader, f"evaluation of {split!r}")
@@ -108,6 +113,17 @@ class Evaluation:
             log.info("evaluation: best %s, %s is better (%s)", self.best.metric, direction, why)
         if self.at_start and trainer.step == 0:
             self._request(trainer, 0)
+
+    @staticmethod
+    def _tell_other_name(trainer: Trainer) -> None:
+        """Warn of a loader that other frameworks would evaluate, unless an instance of this plugin does."""
+        named = {split for one in trainer.plugins.values() if isinstance(one, Evaluation) for split in one.splits or ()}
+        found = next((split for split in trainer.loaders if split in _OTHER_NAMES and split not in named), None)
+        if found is not None and trainer.is_main:
+            log.warning(
+                "evaluation: no loader is called 'val', the one that is evaluated by default; for %r set evaluation.splits = [%r]",
+                *(found, found),
+            )
 
     @hookimpl
     def after_step(self, trainer: Trainer) -> None:

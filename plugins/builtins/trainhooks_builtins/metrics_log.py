@@ -85,7 +85,7 @@ class MetricsLog:
         encoded = []
         for file in self._files:
             if not file.is_in_place():
-                log.warning("%s was removed; it is begun anew", file.path)
+                log.warning("%s was removed, replaced or cut: it goes on from what is there", file.path)
                 file.path.parent.mkdir(parents=True, exist_ok=True)
                 file.begin()
             encoded.append(file.encode(records))

@@ -16,7 +16,7 @@ from trainhooks.data import length_of
 from ._choices import check_choice
 from ._progress_rate import Rate
 from ._progress_readings import counts, latest_metrics, short, speed, steps_text, time_left
-from ._terminal import can_move_cursor, in_ci
+from ._terminal import can_move_cursor, in_ci, is_terminal, one_line, write
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator
@@ -33,6 +33,8 @@ Style = Literal["auto", "bar", "live", "lines", "off"]
 
 _BAR_S, _LIVE_S = 0.2, 0.25
 _LINES = 20
+_IN_LINE = 20  # metrics
+_LONGEST_REASON = 300
 _SILENCE_S = 60.0
 _LOOK_S = 1.0  # so often the lines look at the clock, by the speed of late; at least after so many steps:
 _LOOK_STEPS = 100
@@ -47,8 +49,8 @@ class Progress:
     Bar and panel are drawn by a thread that looks at the run, so they cost a step nothing; what is printed or logged
     meanwhile, by workers that were forked too, goes above them; what other processes and libraries in C write to the terminal by
     themselves does not, and leaves the line as it was above itself. ``epoch 3/10`` is the running one: the third. A narrow
-    terminal shows the first of the steps, the time left, the speed, the loss, and what else there is. Only the main process
-    prints.
+    terminal shows the first of the steps, the time left, the speed, the loss, and what else there is; a plain line 20 metrics at
+    most, unless ``metrics`` names them. Only the main process prints.
 
     Args:
         style: ``bar``, ``live``, ``lines``, ``off``, or what fits (``auto``). Where there is no terminal, ``bar`` and ``live``
@@ -78,6 +80,7 @@ class Progress:
         self._best: dict[str, Best] = {}
         self._watch: Watch | None = None
         self._told = False
+        self._closed = False  # whether nobody is there to read
         if style in ("lines", "off"):
             vars(self)["after_eval_step"] = vars(self)["before_eval"] = None  # nobody watches: the hooks are not even called
 
@@ -95,7 +98,9 @@ class Progress:
         self._began = trainer.step
         self._rate = Rate(trainer.step, self._clock(), trainer.update)
         self._next_step, self._next_time, self._shown = trainer.step + 1, 0.0, -1
-        self._best = {}
+        self._best, self._closed = {}, False
+        trainer._metrics_shown = self._style != "off"
+        trainer.plan_flush()
         if self._style == "lines":
             if not trainer.limit_reached:
                 self._show(trainer, trainer.step)
@@ -123,6 +128,7 @@ class Progress:
     def teardown(self, trainer: Trainer) -> None:
         """Close the bar, whatever happened, and say how it ended."""
         trainer._save_begins.remove(self._leave_save_out)
+        trainer._metrics_shown = False
         rate, self._rate = self._rate, None
         screen = self._bar
         try:
@@ -185,7 +191,10 @@ class Progress:
         self._rate.observe(step, now)
         if step != self._shown and (last or now >= self._next_time or self._is_mark(step, total)):
             self._shown, self._next_time = step, now + _SILENCE_S
-            words = [steps_text(trainer, step), *counts(trainer), *latest_metrics(trainer, self.metrics)]
+            metrics = latest_metrics(trainer, self.metrics)
+            if len(metrics) > _IN_LINE and not self.metrics:
+                metrics = [*metrics[:_IN_LINE], f"and {len(metrics) - _IN_LINE} more"]
+            words = [steps_text(trainer, step), *counts(trainer), *metrics]
             words += [*speed(trainer, self._rate.per_second(step, now))[:1], *time_left(trainer, self._rate, step, now)]
             self._print("  ".join(words))
         self._next_step = self._next_look(step, total, self._rate.per_second(step, now) or 0)
@@ -208,26 +217,31 @@ class Progress:
     def _say_end(self, trainer: Trainer) -> None:
         outcome = trainer.outcome
         if outcome is not None:
-            reason = f" ({outcome.reason})" if outcome.reason else ""
+            reason = f" ({_first_line(outcome.reason)})" if outcome.reason else ""
             nothing = ", 0 steps trained" if trainer.step == self._began and not trainer.dropped else ""
             self._print(f"{outcome.status}{reason} at {steps_text(trainer, trainer.step)}{nothing}")
 
     def _print(self, line: str) -> None:
         if self._bar is not None:
-            self._bar.print(line)
-            return
-        try:
-            print(line, flush=True)
-        except UnicodeEncodeError:  # a name or a reason that the terminal cannot show
-            encoding = sys.stdout.encoding
-            print(line.encode(encoding, "backslashreplace").decode(encoding), flush=True)
+            self._bar.print(one_line(line))
+        elif sys.stdout is not None and not self._closed:
+            try:
+                write(sys.stdout, f"{one_line(line)}\n")
+            except (OSError, ValueError) as error:  # what reads the pipe has gone, or the stream is closed
+                self._tell_closed(error)
+
+    def _tell_closed(self, error: Exception) -> None:
+        self._closed = True
+        log.warning("progress: stdout takes nothing more (%s); nothing more is printed", error)
 
     def _close(self) -> None:
         screen, self._bar = self._bar, None
         self._watch = None
         if screen is not None:
             screen.close()
-            if screen.error is not None:  # of the thread: the policy of this plugin decides, here
+            if isinstance(screen.error, OSError) or getattr(sys.stdout, "closed", False):
+                self._tell_closed(screen.error or ValueError("it is closed"))
+            elif screen.error is not None:  # of the thread: the policy of this plugin decides, here
                 raise screen.error
 
     # --- Where it is shown ---
@@ -261,12 +275,18 @@ def _part(total: int) -> int:
     return max(-(-total // _LINES), 1)
 
 
+def _first_line(reason: str) -> str:
+    """Return the first line of a reason: of an error, which may be pages long, the traceback says the rest."""
+    first = next(iter(reason.strip().splitlines()), "")
+    return first if first == reason.strip() and len(first) <= _LONGEST_REASON else f"{first[: _LONGEST_REASON - 3]}..."
+
+
 def _is_interactive() -> bool:
     """Return whether a bar can be drawn: on a terminal that can move its cursor and has none yet, or in a notebook."""
     if _in_notebook():
         return find_spec("ipywidgets") is not None  # rich draws its bar with it, and shows nothing without
     drawn_on = type(sys.stdout).__module__ == f"{__package__}._progress_screen"  # by the run around this one
-    return not drawn_on and sys.stdout.isatty() and can_move_cursor()
+    return not drawn_on and is_terminal(sys.stdout) and can_move_cursor()
 
 
 def _in_notebook() -> bool:

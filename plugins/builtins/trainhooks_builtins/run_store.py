@@ -118,6 +118,9 @@ class RunStore:
         entry: dict[str, Any] = {"kind": "artifact", "name": name, "time": time.time(), "type": kind}
         try:
             source = path.resolve(strict=True)
+            if not (source.is_file() or source.is_dir()):  # a device may never end
+                log.warning("run_store: artifact %r is not kept: %s: neither a file nor a folder", name, path)
+                return
             kept = self._place(folder, source, name)
             files, size = size_of(kept if kept is not None else source)
         except _UNREADABLE as error:

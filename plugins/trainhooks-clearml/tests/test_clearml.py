@@ -183,12 +183,10 @@ def test_a_process_of_the_sdk_that_is_killed_is_replaced(tmp_path):
     clearml, pids = ClearML(), []
 
     def kills():
-        while clearml._last_step < 6:  # all that there are
-            time.sleep(0.01)
         pids.append(clearml._link.pid)
         os.kill(clearml._link.pid, signal.SIGKILL)
 
-    ran = run(tmp_path, clearml, steps=12, plugins=[Does(6, kills)])
+    ran = run(tmp_path, clearml, steps=12, plugins=[Does(6, kills, settled=True)])
     assert len(pids) == 1
     counts = Counter((name, step) for name, step, _ in scalars(events_of(ran.work_dir)))
     assert counts == once(["probe/double", "train/loss"], range(1, 13))
@@ -264,7 +262,7 @@ def test_online_killed_and_resumed(tmp_path):
 def test_no_server_at_the_start_means_offline(tmp_path, monkeypatch, server_is):
     with Server(server_is) as server:
         configure(monkeypatch, _Elsewhere(server.url))
-        ran = run(tmp_path, ClearML(timeout_s=2), steps=12, media=False)
+        ran = run(tmp_path, ClearML(timeout_s=8), steps=12, media=False)
     assert ran.outcome.status == "completed"
     counts = Counter((name, step) for name, step, _ in scalars(events_of(ran.work_dir)))
     assert counts == once(["probe/double", "train/loss"], range(1, 13))
@@ -285,14 +283,12 @@ def test_mode_online_without_a_server(tmp_path, monkeypatch, server_is):
 def test_a_server_that_hangs_later(tmp_path, monkeypatch):
     with ClearMLServer() as server:
         configure(monkeypatch, server)
-        clearml = ClearML(timeout_s=2)
+        clearml = ClearML(timeout_s=5)
 
         def hangs():
-            while clearml._last_step < 6:
-                time.sleep(0.01)
             server.mode = "hang"
 
-        ran = run(tmp_path, clearml, steps=12, media=False, plugins=[Does(6, hangs)], report_timeout_s=15)
+        ran = run(tmp_path, clearml, steps=12, media=False, plugins=[Does(6, hangs, settled=True)], report_timeout_s=40)
         assert ran.outcome.status == "completed"
         sent = {step for several in server.events.values() for name, step, _ in scalars(several) if name == "probe/double"}
     assert sent >= set(range(1, 7))
@@ -349,10 +345,10 @@ def test_a_slow_server_gets_everything(tmp_path, monkeypatch):
     with ClearMLServer() as server:
         configure(monkeypatch, server)
         server.mode = "slow"
-        ran = run(tmp_path, ClearML(), steps=12, media=False, report_timeout_s=120)
+        ran = run(tmp_path, ClearML(timeout_s=60), steps=12, media=False)
     found = [one for several in server.events.values() for one in scalars(several)]
     assert Counter((name, step) for name, step, _ in found) == once(["probe/double", "train/loss"], range(1, 13))
-    assert [one for one in ran.warnings if "has not opened after 10 s" not in one] == []  # opening takes some ten requests
+    assert ran.warnings == []
 
 
 def test_listing_plugins_does_not_import_the_sdk():

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import threading
 from urllib.parse import parse_qs, urlsplit
 
 from satellite_support import Server
@@ -10,12 +11,20 @@ _ALREADY_EXISTS = 90999  # comet_ml.exceptions
 
 
 class CometServer(Server):
-    """``experiments``: by key, ``metrics`` as (name, step, value), ``parameters``, ``others``, ``files``, ``statuses``, ``errors``."""
+    """``experiments``: by key, ``metrics`` as (name, step, value), ``parameters``, ``others``, ``files``, ``statuses``, ``errors``.
+
+    An upload is answered when ``takes_files`` is set.
+    """
 
     def __init__(self, mode="answer"):
-        self.experiments = {}
+        self.experiments, self.takes_files = {}, threading.Event()
+        self.takes_files.set()
         super().__init__(mode, reply=self._comet)
         self.clientlib = self.url + "/clientlib/"
+
+    def names_at(self, step):
+        """Return the names of the metrics that it has of a step, of any experiment."""
+        return {name for one in list(self.experiments.values()) for name, at, _ in list(one["metrics"]) if at == step}
 
     def _comet(self, method, path, body):
         url = urlsplit(path)
@@ -55,6 +64,7 @@ class CometServer(Server):
         elif path.endswith("/update-status") and "error" in data:
             self._experiment(key)["errors"].append((data["error"], data["hasCrashed"]))
         elif path.endswith("/upload"):
+            self.takes_files.wait()
             self._experiment(key)["files"].append((query.get("figName") or query.get("fileName"), query.get("step"), body))
         elif path.endswith("/status-report/update"):
             self._experiment(key)["alive"].append(data["is_alive"])

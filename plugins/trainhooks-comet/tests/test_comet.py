@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 from collections import Counter
 from pathlib import Path
@@ -244,7 +243,11 @@ def test_online_killed_and_resumed(tmp_path):
     with CometServer() as server:
         env = {"COMET_API_KEY": KEY, "COMET_URL_OVERRIDE": server.clientlib, "COMET_MESSAGE_BATCH_METRIC_INTERVAL": "0.2"}
         first, second = kill_and_resume(
-            tmp_path, "Comet(mode='online')", "from trainhooks_comet import Comet", env=env, settle_s=5
+            tmp_path,
+            "Comet(mode='online', timeout_s=60)",
+            "from trainhooks_comet import Comet",
+            env=env,
+            arrived=lambda: server.names_at(10) == {"probe/double", "train/loss"},
         )
         ((key, experiment),) = server.experiments.items()
     assert first.id == second.id
@@ -307,16 +310,16 @@ def test_a_server_that_goes_away_leaves_an_archive(tmp_path, monkeypatch):
         monkeypatch.setenv("COMET_URL_OVERRIDE", server.clientlib)
         monkeypatch.setenv("COMET_FALLBACK_STREAMER_CONNECTION_CHECK_INTERVAL", "1")
 
-        comet = Comet(timeout_s=3)
+        comet = Comet(timeout_s=20)
 
         def goes():  # when the server has confirmed all six records that there are
-            while not any(step == 6 for one in server.experiments.values() for _, step, _ in one["metrics"]):
-                time.sleep(0.01)
-            while comet._confirmed < comet._experiment.streamer._counter:
-                time.sleep(0.01)
+            while (
+                server.names_at(6) != {"probe/double", "train/loss"} or comet._confirmed < comet._experiment.streamer._counter
+            ):
+                comet._settle()
             server.mode = "refuse"
 
-        ran = run(tmp_path, comet, steps=12, media=False, plugins=[Does(6, goes)])
+        ran = run(tmp_path, comet, steps=12, media=False, plugins=[Does(6, goes, settled=True)])
         (experiment,) = server.experiments.values()
         assert ran.outcome.status == "completed"
         left = archives(ran.work_dir)
@@ -325,6 +328,32 @@ def test_a_server_that_goes_away_leaves_an_archive(tmp_path, monkeypatch):
         server.mode = "answer"
         upload(monkeypatch, server, left)
     assert Counter(step for name, step, _ in experiment["metrics"] if name == "probe/double") == Counter(range(1, 13))
+
+
+def test_what_a_server_does_not_take_in_time_is_in_an_archive(tmp_path, monkeypatch):
+    """It answers, so the connection stands; but files, of a size, take longer than is waited for."""
+    with CometServer() as server:
+        monkeypatch.setenv("COMET_API_KEY", KEY)
+        monkeypatch.setenv("COMET_URL_OVERRIDE", server.clientlib)
+        server.takes_files.clear()
+        try:
+            ran = run(tmp_path, Comet(timeout_s=2), steps=6)
+            left = archives(ran.work_dir)
+            assert ran.outcome.status == "completed"
+            assert [warning for warning in ran.warnings if "upload the rest later" in warning] == ran.warnings
+            assert {"notes", "bundle/one.txt"} <= files(left[0]).keys()
+        finally:
+            server.takes_files.set()
+
+
+def test_the_limits_of_a_run_are_its_own(tmp_path):
+    script = (
+        "import os\nos.environ['COMET_TIMEOUT_API'] = '7'\nfrom trainhooks_comet import _sdk\n"
+        "for seconds in (1, 30):\n    _sdk.load(None, seconds)\n"
+        "    assert os.environ['COMET_TIMEOUT_HTTP'] == os.environ['COMET_TIMEOUT_CLEANING'] == str(seconds)\n"
+        "    assert os.environ['COMET_TIMEOUT_API'] == '7'  # the user's\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch, caplog):
@@ -378,7 +407,7 @@ def test_a_slow_server_gets_everything(tmp_path, monkeypatch):
         monkeypatch.setenv("COMET_API_KEY", KEY)
         monkeypatch.setenv("COMET_URL_OVERRIDE", server.clientlib)
         server.mode = "slow"
-        ran = run(tmp_path, Comet(timeout_s=30), steps=12, media=False, report_timeout_s=120)
+        ran = run(tmp_path, Comet(timeout_s=60), steps=12, media=False)
         (experiment,) = server.experiments.values()
     counts = Counter((name, step) for name, step, _ in experiment["metrics"])
     assert counts == {(name, step): 1 for name in ("probe/double", "train/loss") for step in range(1, 13)}

@@ -165,10 +165,9 @@ class Comet:
         """End an experiment; if the server went away, keep what it did not confirm, and say where."""
         folder = self._folder(run)
         before = set(_archives.of_run(folder, _key(run))) if folder else set()
-        experiment.streamer.keep_offline_zip = folder is not None  # the SDK thinks that failed requests were none, at times
-        experiment.end()
+        complete = _sdk.end_online(experiment, keep=folder is not None)
         left = sorted(set(_archives.of_run(folder, _key(run))) - before) if folder else []
-        if experiment.streamer.has_connection_to_server():
+        if complete:
             for archive in left:
                 archive.unlink()
             return
@@ -213,8 +212,8 @@ class Comet:
         experiment = self._experiment
         if self._offline:
             _sdk.wait_until_written(experiment, self.timeout_s)
-        elif experiment.flush(timeout=self.timeout_s) and experiment.streamer.has_connection_to_server():
-            self._confirmed = experiment.streamer._counter
+        else:
+            self._confirmed = _sdk.settled(experiment, self.timeout_s) or self._confirmed
 
 
 def _key(run: RunInfo) -> str:

@@ -43,6 +43,9 @@ _NOTHING_BY_ITSELF: Final = {
     "display_summary_level": 0,
 }
 
+#: Variables that were set here, and to what: those that the user has set stay as they are.
+_given: dict[str, str] = {}
+
 
 def load(url: str | None, timeout_s: float) -> Any:
     """Import ``comet_ml`` without its patches; the hook for uncaught exceptions that it replaces is put back."""
@@ -59,7 +62,8 @@ def load(url: str | None, timeout_s: float) -> Any:
         "COMET_GET_OR_ADD_EXPERIMENT_RETRY_STATUS": "1",
     }
     for name, value in {**_QUIET, **limits}.items():
-        os.environ.setdefault(name, value)
+        if os.environ.get(name) in (None, _given.get(name)):  # not set, or by a run before with limits of its own
+            os.environ[name] = _given[name] = value
     if url is not None:
         os.environ["COMET_URL_OVERRIDE"] = url
     hook = sys.excepthook
@@ -151,6 +155,38 @@ def wait_until_written(experiment: Any, timeout_s: float) -> None:
     deadline = time.monotonic() + timeout_s
     while not experiment.streamer.messages.empty() and time.monotonic() < deadline:
         time.sleep(0.005)
+
+
+def settled(experiment: Any, timeout_s: float) -> int | None:
+    """Have the server take what an online experiment was given; return how many messages it has, or ``None`` if not in time.
+
+    The SDK counts a message when a thread of its own takes it, which may be after a flush that did not wait for it: the second
+    flush is of all that the first one has counted.
+    """
+    streamer = experiment.streamer
+    if not experiment.flush(timeout=timeout_s):
+        return None
+    counted = int(streamer._counter)
+    return counted if experiment.flush(timeout=timeout_s) and streamer.has_connection_to_server() else None
+
+
+def end_online(experiment: Any, *, keep: bool) -> bool:
+    """End an online experiment; return whether the server took everything. With ``keep`` there is an archive in any case.
+
+    The SDK itself says that all is well where there is an archive, and thinks at times that failed requests were none.
+    """
+    finished: list[bool] = []
+    online = getattr(experiment.streamer, "online_streamer", experiment.streamer)  # of the one that also writes an archive
+    wait = online.wait_for_finish
+
+    def waits(**arguments: Any) -> bool:
+        finished.append(bool(wait(**arguments)))
+        return finished[-1]
+
+    online.wait_for_finish = waits
+    experiment.streamer.keep_offline_zip = keep
+    experiment.end()
+    return finished == [True] and bool(experiment.streamer.has_connection_to_server())
 
 
 def last_steps(comet_ml: Any, key: str) -> dict[str, int]:

@@ -55,7 +55,7 @@ class TestRepositories:
         self.git(tmp_path, "config", "user.name", "t")
         self.git(tmp_path, "config", "user.email", "t@example.org")
         self.git(tmp_path, "commit", "-qm", "first")
-        ran = run(tmp_path, DVCLive(save_dvc_exp=True, exp_name="tried", cache_artifacts=True), report_timeout_s=120)
+        ran = run(tmp_path, DVCLive(save_dvc_exp=True, exp_name="tried", cache_artifacts=True))
         assert ran.warnings == []
         assert "refs/exps" in self.git(tmp_path, "for-each-ref")
         with Repo(str(tmp_path)) as repo:
@@ -124,7 +124,7 @@ class TestFolders:
         assert not (tmp_path / "run/dvclive/texts").exists()
 
     def test_a_folder_that_vanishes_is_made_anew(self, tmp_path):
-        vanishes = Does(10, lambda: shutil.rmtree(tmp_path / "run/dvclive"))
+        vanishes = Does(10, lambda: shutil.rmtree(tmp_path / "run/dvclive"), settled=True)
         ran = run(tmp_path, DVCLive(), plugins=[vanishes], media=False)
         read = Read(tmp_path / "run/dvclive")
         assert read.values("train/loss")[-10:] == losses(11, 20)

@@ -232,14 +232,30 @@ def test_runs_that_begin_at_once_share_a_new_database(tmp_path):
     assert not [*tmp_path.glob(".*")]
 
 
+#: Kills the process when it has made some of the tables.
+_DIES = """
+import os, signal
+from sqlalchemy import event
+from sqlalchemy.engine import Engine
+
+made = []
+
+@event.listens_for(Engine, "after_cursor_execute")
+def dies(connection, cursor, statement, *_):
+    made.extend(["CREATE TABLE"] * ("CREATE TABLE" in statement))
+    if len(made) == 8:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+"""
+
+
 def test_a_database_that_was_not_finished_is_in_nobodys_way(tmp_path):
-    command = [sys.executable, "-c", _OPENS, database(tmp_path)]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
-    while not any(file.stat().st_size for file in tmp_path.glob(".mlflow.db.*.tmp")):  # until the time limit of the test
-        assert process.poll() is None
-    process.kill()
-    process.wait()
+    command = [sys.executable, "-c", _DIES + _OPENS, database(tmp_path)]
+    assert subprocess.run(command, stdout=subprocess.DEVNULL, timeout=240, check=False).returncode == -9
+    (half,) = tmp_path.glob(".mlflow.db.*.tmp")
+    assert half.stat().st_size
     assert not (tmp_path / "mlflow.db").exists()
+    command = [sys.executable, "-c", _OPENS, database(tmp_path)]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=240)
     assert done.stdout.strip() == Read(database(tmp_path)).client.get_experiment_by_name("shared").experiment_id
 
@@ -264,7 +280,7 @@ def test_where_to_is_an_option_else_mlflows_own_variable(tmp_path, monkeypatch):
 def test_nothing_of_the_process_is_changed(tmp_path):
     import mlflow
 
-    seen = {}
+    seen, threads = {}, threading.enumerate()
     before = {name: value for name, value in os.environ.items() if name.startswith(("MLFLOW", "_MLFLOW"))}
     uri = mlflow.get_tracking_uri()
 
@@ -273,7 +289,8 @@ def test_nothing_of_the_process_is_changed(tmp_path):
         def after_train(self):
             seen["environment"] = {n: v for n, v in os.environ.items() if n.startswith(("MLFLOW", "_MLFLOW"))}
             seen["active"], seen["uri"] = mlflow.active_run(), mlflow.get_tracking_uri()
-            seen["threads"] = [thread.name for thread in threading.enumerate() if "mlflow" in thread.name.lower()]
+            new = [thread.name for thread in threading.enumerate() if thread not in threads]
+            seen["threads"] = [name for name in new if "mlflow" in name.lower()]
 
     support.run(tmp_path, MLflow(tracking_uri=database(tmp_path)), steps=8, plugins=[Looks()])
     assert seen == {"environment": before, "active": None, "uri": uri, "threads": ["trainhooks-reporter-mlflow"]}

@@ -9,6 +9,7 @@ import os
 import threading
 import time
 import urllib.parse
+from collections import Counter
 from contextlib import contextmanager
 from pathlib import PurePosixPath
 
@@ -38,6 +39,10 @@ def proxy(server_url, mode="answer", reply=None):
         yield server
 
 
+#: Seconds for a request where it is to be answered, however slow the machine is.
+PATIENT_S = 100.0
+
+
 @pytest.fixture
 def experiment(request):
     """An experiment for each test: the server is one for all."""
@@ -62,7 +67,7 @@ class Before:
 
 
 def test_everything_that_is_logged_is_read_back(tmp_path, server_url, experiment, monkeypatch):
-    plugin = MLflow(tracking_uri=server_url, experiment=experiment, tags={"team": "vision"})
+    plugin = MLflow(tracking_uri=server_url, experiment=experiment, tags={"team": "vision"}, timeout_s=PATIENT_S)
     given = {**support.HYPERPARAMETERS, **support.ODD_HYPERPARAMETERS}
     ran = support.run(tmp_path, plugin, scalars=support.ODD_SCALARS, hyperparameters=given)
     assert (ran.outcome.status, complaints(ran)) == ("completed", [])
@@ -88,14 +93,15 @@ def test_everything_that_is_logged_is_read_back(tmp_path, server_url, experiment
 @pytest.mark.parametrize(("how", "status"), [({"fail_after": 5}, "FAILED"), ({"signal_after": 5}, "KILLED")])
 def test_a_run_that_does_not_reach_its_end_has_its_status(tmp_path, server_url, experiment, how, status):
     with proxy(server_url) as server:
-        support.run(tmp_path, MLflow(tracking_uri=server.url, experiment=experiment), media=False, **how)
+        plugin = MLflow(tracking_uri=server.url, experiment=experiment, timeout_s=PATIENT_S)
+        support.run(tmp_path, plugin, media=False, **how)
         updates = [json.loads(body)["status"] for _, path, _, body in server.requests if path.endswith("runs/update")]
     assert updates == [status]
     assert Read(server_url).only_run(experiment).info.status == status
 
 
 def test_killed_and_resumed_each_step_is_there_once(tmp_path, server_url, experiment):
-    expression = f"MLflow(tracking_uri={server_url!r}, experiment={experiment!r})"
+    expression = f"MLflow(tracking_uri={server_url!r}, experiment={experiment!r}, timeout_s={PATIENT_S})"
     segments = support.kill_and_resume(
         tmp_path, expression, "from trainhooks_mlflow import MLflow", kill_after=(10, 11), steps=15
     )
@@ -112,7 +118,8 @@ def test_killed_and_resumed_each_step_is_there_once(tmp_path, server_url, experi
 
 def test_nothing_is_lost_with_a_server_that_takes_half_a_second(tmp_path, server_url, experiment):
     with proxy(server_url, "slow") as server:
-        ran = support.run(tmp_path, MLflow(tracking_uri=server.url, experiment=experiment), steps=200)
+        plugin = MLflow(tracking_uri=server.url, experiment=experiment, timeout_s=PATIENT_S)
+        ran = support.run(tmp_path, plugin, steps=200)
         batches = [body for _, path, _, body in server.requests if path.endswith("runs/log-batch") and b"probe/double" in body]
     assert complaints(ran) == []
     assert len(batches) < 40  # not one request for each of the 200 steps
@@ -186,6 +193,27 @@ def test_an_answer_that_is_lost_doubles_nothing(tmp_path, server_url, experiment
     assert len([name for name in read.files(run) if name.startswith("images/")]) == 2
 
 
+def test_of_what_fails_the_part_that_was_taken_is_not_sent_again(tmp_path, server_url, experiment):
+    """Each record is two requests, and the second one of the first record fails once."""
+    taken, failed = Counter(), []
+
+    def fails(pass_on, method, path, body):
+        if not path.endswith("runs/log-batch") or b"many/" not in body:
+            return pass_on(method, path, body)
+        if taken and not failed:
+            failed.append(path)
+            return 503, {}, b"not now"
+        taken.update((one["key"], one["step"]) for one in json.loads(body)["metrics"])
+        return pass_on(method, path, body)
+
+    with proxy(server_url, reply=fails) as server:
+        plugin = MLflow(tracking_uri=server.url, experiment=experiment, timeout_s=PATIENT_S)
+        support.run(tmp_path, plugin, steps=2, media=False, scalars={f"many/{number}": 1.0 for number in range(1200)})
+    assert failed
+    assert len(taken) == 2 * 1202
+    assert set(taken.values()) == {1}
+
+
 @pytest.mark.parametrize("last", [".png", ".webp", ".txt"])
 def test_a_server_that_goes_away_during_an_upload_is_noticed_at_once(tmp_path, server_url, experiment, last):
     gone = threading.Event()
@@ -210,7 +238,7 @@ def test_files_go_where_the_server_says(tmp_path, server_url, experiment):
     read = Read(server_url)
     (tmp_path / "elsewhere").mkdir()
     read.client.create_experiment(experiment, artifact_location=(tmp_path / "elsewhere").as_uri())
-    ran = support.run(tmp_path, MLflow(tracking_uri=server_url, experiment=experiment))
+    ran = support.run(tmp_path, MLflow(tracking_uri=server_url, experiment=experiment, timeout_s=PATIENT_S))
     assert complaints(ran) == []
     (found,) = (tmp_path / "elsewhere").glob("*/artifacts")
     assert (found / "dataset/bundle/inner/two.txt").read_text() == support.ARTIFACT
@@ -264,7 +292,7 @@ def test_two_runs_that_make_the_experiment_at_once_share_it(tmp_path, server_url
     start = threading.Barrier(4)
 
     def makes():
-        tracking = open_tracking(server_url, 60)
+        tracking = open_tracking(server_url, PATIENT_S)
         start.wait()
         found.append(tracking.experiment(experiment))
 

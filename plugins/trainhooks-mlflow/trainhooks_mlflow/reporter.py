@@ -160,10 +160,11 @@ class MLflow:
 
     def _each(self, first: Any, parts: list[Any], send: Callable[[Any], None]) -> None:
         """Send parts one after the other; what was taken before an error is not sent again when the same come again."""
-        done = self._taken[1] if self._taken is not None and self._taken[0] is first else 0
+        which = type(first), first.step, first.time, getattr(first, "name", None)  # when they come again they are copies
+        done = self._taken[1] if self._taken is not None and self._taken[0] == which else 0
         for number in range(done, len(parts)):
             send(parts[number])
-            self._taken = (first, number + 1)
+            self._taken = (which, number + 1)
         self._taken = None
 
     def _add(self, item: Media) -> None:

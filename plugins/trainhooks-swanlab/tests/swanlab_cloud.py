@@ -25,6 +25,10 @@ class Cloud:
             self.unknown.append((method, path))
             return 404, {"Content-Type": "application/json"}, b'{"code": "NOT_FOUND", "message": "not there"}'
 
+    def names_at(self, step):
+        """Return the keys of the scalars that it has of a step."""
+        return {key for key, at, _ in list(self.scalars) if at == step}
+
     def root(self, _):
         return 200, {}
 

@@ -14,6 +14,7 @@ from trainhooks_swanlab import SwanLab, sdk
 
 STEPS_20 = list(range(1, 21))
 KEY = "k" * 21
+PATIENT = {"timeout_s": 60.0, "finish_timeout_s": 100.0}  # where everything is to arrive, however slow the machine is
 SAVED = ("notes.txt", "bundle/one.txt", "bundle/inner/two.txt")
 
 
@@ -36,7 +37,7 @@ def steps_of(cloud, key):
 
 
 def test_run_is_sent_whole(tmp_path, cloud):
-    ran = run(tmp_path, SwanLab("p", api_host=cloud.url, group="g"))  # with a key, auto is the cloud
+    ran = run(tmp_path, SwanLab("p", api_host=cloud.url, group="g", **PATIENT))  # with a key, auto is the cloud
     assert not ran.warnings
     (experiment,) = cloud.experiments.values()
     assert (experiment["cuid"], experiment["name"], experiment["cluster"]) == (ran.run.id, ran.run.name, "g")
@@ -50,15 +51,16 @@ def test_run_is_sent_whole(tmp_path, cloud):
 
 @pytest.mark.parametrize(("error", "state"), [(None, "CRASHED"), (KeyboardInterrupt(), "ABORTED")])
 def test_outcome_is_sent(tmp_path, cloud, error, state):
-    run(tmp_path, SwanLab("p", api_host=cloud.url), fail_after=6, error=error)
+    run(tmp_path, SwanLab("p", api_host=cloud.url, **PATIENT), fail_after=6, error=error)
     assert cloud.states == [state]
 
 
 @pytest.mark.slow
 def test_killed_and_resumed_has_each_step_once(tmp_path, cloud):
-    expression = f"SwanLab('p', mode='cloud', api_host={cloud.url!r})"
+    expression = f"SwanLab('p', mode='cloud', api_host={cloud.url!r}, timeout_s=60.0, finish_timeout_s=100.0)"
     imports = "from trainhooks_swanlab import SwanLab"
-    first, second = kill_and_resume(tmp_path, expression, imports, settle_s=3)  # it has time to send what it has
+    names = {"probe/double", "train/loss"}
+    first, second = kill_and_resume(tmp_path, expression, imports, arrived=lambda: cloud.names_at(10) == names)
     assert (second.id, second.resumed_step, second.status) == (first.id, 8, "completed")
     assert list(cloud.experiments) == [first.id]
     assert steps_of(cloud, "probe/double") == [(step, 2.0 * step) for step in range(1, 16)]
@@ -68,7 +70,7 @@ def test_killed_and_resumed_has_each_step_once(tmp_path, cloud):
 @pytest.mark.slow
 def test_slow_server_gets_everything(tmp_path, cloud):
     cloud.server.mode = "slow"
-    ran = run(tmp_path, SwanLab("p", api_host=cloud.url, finish_timeout_s=50))
+    ran = run(tmp_path, SwanLab("p", api_host=cloud.url, **PATIENT))
     assert not ran.warnings
     assert steps_of(cloud, "probe/double") == [(step, 2.0 * step) for step in STEPS_20]
     assert cloud.states == ["FINISHED"]
@@ -85,6 +87,22 @@ def test_server_that_is_away_means_files(tmp_path, key, mode):
     files = Files(ran.work_dir / "swanlab")
     assert files.metric("probe/double") == [(step, 2.0 * step) for step in STEPS_20]
     assert files.ends() == [("FINISHED", "")]
+
+
+def test_server_that_goes_away_while_the_run_is_opened_means_files_at_once(tmp_path, key):
+    """SwanLab itself would make the first request again and again, for more than a minute."""
+    asked = []
+
+    def answers_once(_, path, __):
+        asked.append(path)
+        return (200 if len(asked) == 1 else 503), {}, b"{}"
+
+    with Server(reply=answers_once) as server:
+        ran = run(tmp_path, SwanLab("p", api_host=server.url, **PATIENT), steps=3, media=False)
+    (warning,) = ran.warnings
+    assert "the run is recorded in" in warning
+    assert [step for step, _ in Files(ran.work_dir / "swanlab").metric("probe/double")] == [1, 2, 3]
+    assert len(asked) == 2, asked
 
 
 def test_key_that_is_refused_means_files(tmp_path, key):
@@ -112,10 +130,10 @@ def test_no_key_means_files_and_no_question(tmp_path):
 @pytest.mark.parametrize("mode", ["refuse", "hang"])
 def test_server_that_goes_away_leaves_everything_in_files(tmp_path, cloud, mode):
     def goes():
-        assert cloud.arrived.wait(60)
+        cloud.arrived.wait()  # until the time limit of the test
         cloud.server.mode = mode
 
-    plugin = SwanLab("p", api_host=cloud.url, timeout_s=1.0, finish_timeout_s=3.0)
+    plugin = SwanLab("p", api_host=cloud.url, timeout_s=60.0, finish_timeout_s=3.0)
     ran = run(tmp_path / "1", plugin, plugins=[Does(10, goes)])
     assert ran.outcome.status == "completed"
     (warning,) = ran.warnings  # SwanLab alone would wait for ever

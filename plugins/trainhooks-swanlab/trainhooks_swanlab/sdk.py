@@ -64,11 +64,17 @@ def wait_for_former(timeout_s: float) -> None:
 
 
 def start(swanlab: Any, **arguments: Any) -> Any:
-    """Open a run; nothing of it stays in ``sys.excepthook``, ``atexit`` or signals, whose business is the engine's."""
+    """Open a run; nothing of it stays in ``sys.excepthook``, ``atexit`` or signals, whose business is the engine's.
+
+    Each request for that is made once: SwanLab would make it again for more than a minute, while the run waits.
+    """
     hook = sys.excepthook
+    retries = import_module("swanlab.sdk.internal.pkg.client.session").request_retries_ctx  # of this thread
+    token = retries.set(0)
     try:
         run = swanlab.init(**arguments)
     finally:
+        retries.reset(token)
         sys.excepthook = hook
     handler = getattr(run, "_handle_atexit", None)
     if handler is not None:

@@ -161,7 +161,7 @@ class TestFolders:
         assert len(list((tmp_path / "run/tensorboard").iterdir())) == 2
 
     def test_a_folder_that_vanishes_is_made_anew(self, tmp_path):
-        vanishes = Does(10, lambda: shutil.rmtree(tmp_path / "run/tensorboard"))
+        vanishes = Does(10, lambda: shutil.rmtree(tmp_path / "run/tensorboard"), settled=True)
         ran = run(tmp_path, TensorBoard(), plugins=[vanishes], media=False)
         found = Reader(tmp_path / "run/tensorboard").scalars("train/loss")
         assert (ran.outcome.status, found[-10:]) == ("completed", losses(11, 20))

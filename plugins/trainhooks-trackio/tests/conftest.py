@@ -1,5 +1,6 @@
 """Trackio reads ``TRACKIO_DIR`` once, when it is imported: all tests share a folder, and each has a project of its own."""
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -17,4 +18,5 @@ def trackio_dir(tmp_path_factory):
         patch.setenv("HF_HUB_OFFLINE", "1")
         for name in ("TRACKIO_SERVER_URL", "TRACKIO_SPACE_ID", "TRACKIO_WRITE_TOKEN", "HF_TOKEN"):
             patch.delenv(name, raising=False)
+        importlib.import_module("trackio")  # before a test that has the variable name the folder of its server
         yield folder

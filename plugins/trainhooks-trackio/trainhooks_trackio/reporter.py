@@ -101,6 +101,8 @@ class Trackio:
                 opened.config.update(values.changes(before, values.config(run.hyperparameters), run.resumed_step))
                 self._known = sdk.logged_after(trackio, self.project, opened, run.offered_step)
         elif run.resumed:
+            if self._server is not None:
+                sdk.check_resumed(opened, self.timeout_s)
             self._last_step = opened._next_step - 1
         self._run = opened
 
@@ -156,7 +158,7 @@ class Trackio:
         run._config_logged = False  # it sends its configuration with the next values only
         run.log({}, step=outcome.step)
         run.alert(outcome.status, text=outcome.reason or None, level=level, step=outcome.step)
-        self._trackio.finish()
+        sdk.finish(self._trackio, run)
 
     def _is_new(self, step: int, name: str) -> bool:
         return (step, name) not in self._known and (step, name) not in self._taken and step > self._last_step

@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import sys
+import threading
+import time
 import urllib.error
 import urllib.request
 from importlib import import_module
@@ -47,7 +49,7 @@ def server_of(trackio: Any, space_id: str | None, server_url: str | None) -> str
 
 
 def check_server(url: str, timeout_s: float) -> None:
-    """See whether there is a server: Trackio would go on without one, and start a resumed run anew.
+    """See whether there is a server: Trackio would go on without one.
 
     Raises:
         ConnectionError: There is none.
@@ -62,6 +64,51 @@ def check_server(url: str, timeout_s: float) -> None:
     except OSError as error:
         message = f"{url} cannot be reached: {getattr(error, 'reason', error)}"
         raise ConnectionError(message) from None
+
+
+def check_resumed(run: Any, timeout_s: float) -> None:
+    """See whether a run at a server goes on with what there is of it: where Trackio could not ask, it begins another of that name.
+
+    Raises:
+        ConnectionError: It could not ask, or it still cannot be asked.
+    """
+    url, about = run._server_base_url, {"project": run.project}
+    try:
+        client = import_module("trackio.remote_client").RemoteClient(
+            url, hf_token=None, write_token=run._write_token, httpx_kwargs={"timeout": timeout_s}
+        )
+        there = [one for one in client.predict(**about, api_name="/get_runs_for_project") if one["name"] == run.name]
+        if not there:
+            return
+        summary = client.predict(**about, run_id=run.id, api_name="/get_run_summary")
+    except Exception as error:
+        message = f"{url} did not say what it has of the run {run.name!r}: {error}"
+        raise ConnectionError(message) from error
+    if run.id not in [one["id"] for one in there] or (summary.get("last_step") or 0) >= max(run._next_step, 1):
+        message = f"{url} did not say what it has of the run {run.name!r} when it was opened"
+        raise ConnectionError(message)
+
+
+def finish(trackio: Any, run: Any) -> None:
+    """Close the current run; what could not be sent is tried again twice a second, while the process lives.
+
+    Trackio would do that without a pause: its wait is for what has happened already.
+    """
+    trackio.finish()
+    run._stop_flag = _Happened()
+
+
+class _Happened(threading.Event):
+    """An event that has happened, and that takes its time to be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.set()
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait for the whole time."""
+        time.sleep(timeout or 0)
+        return True
 
 
 def config_of(trackio: Any, project: str, run: Any) -> dict[str, Any]:

@@ -9,11 +9,6 @@ import sys
 from pathlib import Path
 
 
-def said(warnings):
-    """Warnings, without the one that the machine is slow: the engine waits 10 seconds for reporters, then it begins."""
-    return [warning for warning in warnings if "has not opened after 10 s" not in warning]
-
-
 def files(folder):
     """The files of a run, oldest first."""
     return sorted(Path(folder).glob("wandb/*run-*/run-*.wandb"), key=lambda path: path.parent.name.split("run-")[1])

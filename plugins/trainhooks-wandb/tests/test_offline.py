@@ -4,7 +4,7 @@ import json
 import math
 
 import pytest
-from read_back import config, exit_codes, files, of_kind, records, rows, said
+from read_back import config, exit_codes, files, of_kind, records, rows
 from satellite_support import (
     ARTIFACT,
     COLUMNS,
@@ -49,7 +49,7 @@ def test_everything_that_is_logged_is_in_the_file(tmp_path):
     assert exit_codes(found) == [0]
     assert not of_kind(found, "output")  # of the console
     assert not of_kind(found, "environment")
-    assert said(ran.warnings) == []
+    assert ran.warnings == []
 
 
 def test_media_have_the_pixels_the_text_the_counts_and_the_cells(tmp_path):
@@ -124,7 +124,7 @@ def test_odd_names_and_values(tmp_path):
         assert name in written
         if not (isinstance(value, float) and not math.isfinite(value)):
             assert written[name] == value
-    assert said(ran.warnings) == []
+    assert ran.warnings == []
 
 
 def test_disabled_does_nothing(tmp_path):

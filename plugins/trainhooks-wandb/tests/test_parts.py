@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from read_back import config, files, records, rows, said
+from read_back import config, files, records, rows
 from satellite_support import list_plugins, run
 
 from trainhooks import OptionError, hookimpl
@@ -116,7 +116,7 @@ def test_names_that_are_no_text_are_made_valid(tmp_path):
     history = rows(records(files(ran.work_dir)[0]))
     assert [values["a?"] for _, values in history] == [1.0] * 3
     assert config(records(files(ran.work_dir)[0]))["h?"] == "?"
-    assert said(ran.warnings)[1:] == []  # the first says that the run is kept offline
+    assert ran.warnings[1:] == []  # the first says that the run is kept offline
 
 
 def test_without_a_folder_nothing_is_written(tmp_path):
@@ -150,7 +150,7 @@ def test_an_evaluation_that_a_resumed_run_still_owes_is_kept(tmp_path):
     before, after = [rows(records(path)) for path in files(again.work_dir)]
     assert [step for step, _ in before + after] == list(range(1, 11))
     assert dict(after)[9]["owed"] == 3.0
-    assert said(ran.warnings) == []
+    assert ran.warnings == []
 
 
 class Owes:
@@ -220,5 +220,5 @@ def test_an_artifact_that_is_gone_is_said(tmp_path):
                 trainer.reporter.put(Artifact(tmp_path / "never", "gone", "file"))  # it was there when it was logged
 
     ran = run(tmp_path, WandB(mode="offline"), steps=3, plugins=[Fleeting()], media=False)
-    assert [message for message in said(ran.warnings) if "gone" in message] == said(ran.warnings)
-    assert len(said(ran.warnings)) == 1
+    assert [message for message in ran.warnings if "gone" in message] == ran.warnings
+    assert len(ran.warnings) == 1

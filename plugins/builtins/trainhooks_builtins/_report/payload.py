@@ -92,6 +92,7 @@ def _run(run: RunHistory, name: str) -> dict[str, Any]:
     started = time_of(record.get("started"))
     if started is not None and 0 <= began - started.timestamp() < 7 * 86400:  # else a clock was set
         began = started.timestamp()
+    seconds = _seconds(table.times, began)
     return {
         "name": name,
         "outcome": run.outcome if record else "unknown",
@@ -109,9 +110,19 @@ def _run(run: RunHistory, name: str) -> dict[str, Any]:
             "step": _f64(table.steps[i] for i in chosen),
             "update": _f64(table.updates[i] for i in chosen),
             "epoch": _f64(table.epochs[i] for i in chosen),
-            "time": _f64(table.times[i] - began for i in chosen),
+            "time": _f64(seconds[i] for i in chosen),
         },
     }
+
+
+def _seconds(times: Sequence[float], began: float) -> list[float]:
+    """Return the seconds since the run began, which never fall: where the clock was set back they stand still for one record."""
+    seconds: list[float] = []
+    before = began
+    for time in times:
+        seconds.append((seconds[-1] if seconds else 0.0) + max(time - before, 0.0))
+        before = time
+    return seconds
 
 
 def _curve(series: MetricSeries, most: int) -> dict[str, Any]:
