@@ -57,6 +57,13 @@ def pytest_collection():
         gc.enable()
 
 
+def pytest_collection_modifyitems(items):
+    """Give slow tests the time that they take on a machine that does other work, too."""
+    for item in items:
+        if item.get_closest_marker("slow") is not None and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(1200))
+
+
 @pytest.fixture(autouse=True)
 def stable_environment(monkeypatch):
     """Fail a test that changes the environment, the working directory or sys.path behind monkeypatch's back."""

@@ -15,6 +15,9 @@ import importlib_metadata
 import pytest
 import torch
 
+from trainhooks.cli.run_folder import run_folder
+from trainhooks.cli.target import read_config
+
 ROOT = Path(__file__).parents[2]
 TINY = ROOT / "tests/data/projects/tiny"
 SCRIPT = str(Path(sys.executable).with_name("trainhooks"))
@@ -671,6 +674,21 @@ def test_what_cannot_be_resumed_leaves_nothing_behind(cli, project, tmp_path):
         assert "Traceback" not in err
         assert "no:checkpoint" not in err  # going on without what reads checkpoints is no way to resume
         assert tree(project) == ["trainconf.py"]
+
+
+def test_runs_that_start_at_once_get_a_folder_each(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    config = read_config(tmp_path, (), (), ())
+    with (
+        run_folder(config, tmp_path, None) as first,
+        run_folder(config, tmp_path, None) as second,
+        pytest.raises(ZeroDivisionError),
+    ):
+        assert first != second
+        with run_folder(config, tmp_path, "auto") as third:
+            assert len({path for path in (first, second, third) if path.is_dir()}) == 3
+            raise ZeroDivisionError
+    assert sorted((tmp_path / "runs").iterdir()) == sorted(map(Path.absolute, (first, second)))  # nothing was done in the third
 
 
 @pytest.mark.parametrize("words", [["evaluate", "--checkpoint"], ["predict", "--checkpoint"], ["train", "--resume"]])

@@ -104,9 +104,9 @@ for what in (".unlink", ".rmdir"):
     allow(
         "cli/run_folder.py",
         "deletes",
-        "removed_if_unused",
+        "_removed_if_unused",
         what,
-        "a folder that it has just made and that holds its run.json only",
+        "a folder that it has just made and that holds its run.json at most",
     )
 for what in (".unlink", ".rmdir", "shutil.rmtree"):
     allow(

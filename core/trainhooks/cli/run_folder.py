@@ -7,13 +7,15 @@ import re
 import sys
 import time
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trainhooks.run_record import RECORD, is_run
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from trainhooks.config import Config
 
@@ -21,27 +23,44 @@ if TYPE_CHECKING:
 _RUNS: Final = Path("runs")
 
 
-def run_folder(config: Config, directory: Path, resume: str | None) -> Path | None:
-    """Return the folder of a run for which none was set: a fresh one, or for a resume the one that goes on."""
-    if "work_dir" in config.settings:
-        return None
+@contextmanager
+def run_folder(config: Config, directory: Path, resume: str | None) -> Iterator[Path | None]:
+    """Give the folder of a run for which none was set: a fresh one, made at once so that no other run gets it, or the one that goes on."""
+    former = None if "work_dir" in config.settings else _former(config, directory, resume)
+    if "work_dir" in config.settings or former is not None:
+        yield former
+        return
+    for path in _fresh(_name(config, directory)):
+        missing = _missing(path)
+        try:
+            path.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError:  # who opens it says why
+            missing = []
+        with _removed_if_unused(missing):
+            yield path
+        return
+
+
+def _former(config: Config, directory: Path, resume: str | None) -> Path | None:
+    """Return the folder of the run that is resumed, as far as it is known without opening it."""
     if resume not in (None, "auto"):
         path = Path(str(resume)).absolute()
         above = (path, *path.parents)
         recorded = (folder for folder in above if (folder / RECORD).is_file())
-        if (found := next(recorded, None) or next((folder for folder in above[:3] if is_run(folder)), None)) is not None:
-            return found
+        return next(recorded, None) or next((folder for folder in above[:3] if is_run(folder)), None)
     name = _name(config, directory)
-    if resume == "auto" and _RUNS.is_dir():
-        former = [path for path in _RUNS.iterdir() if _stamp(path.name, name) and is_run(path)]
-        if former:
-            return max(former, key=lambda path: _stamp(path.name, name))
+    former = [path for path in _RUNS.iterdir() if _stamp(path.name, name) and is_run(path)] if resume and _RUNS.is_dir() else []
+    return max(former, key=lambda path: _stamp(path.name, name), default=None)
+
+
+def _fresh(name: str) -> Iterator[Path]:
+    """Give names of folders, the first ones first, which others may have already."""
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    number, path = 1, _RUNS / f"{stamp}-{name}"
-    while path.exists():
-        number += 1
-        path = _RUNS / f"{stamp}.{number}-{name}"
-    return path
+    yield _RUNS / f"{stamp}-{name}"
+    for number in count(2):
+        yield _RUNS / f"{stamp}.{number}-{name}"
 
 
 def sought(config: Config, directory: Path) -> str:
@@ -54,15 +73,22 @@ def _name(config: Config, directory: Path) -> str:
     return _file_name(str(given.value) if given is not None else directory.absolute().name)
 
 
-@contextmanager
-def removed_if_unused(folder: Path | None) -> Iterator[None]:
+def removed_if_unused(folder: Path | None) -> AbstractContextManager[None]:
     """Remove a run folder that is made inside and in which nothing was done, since what was to be resumed cannot be read."""
-    made = [one for one in (folder, *folder.parents) if not one.exists()] if folder is not None else []
+    return _removed_if_unused(_missing(folder) if folder is not None else [])
+
+
+def _missing(folder: Path) -> list[Path]:
+    return [one for one in (folder, *folder.parents) if not one.exists()]
+
+
+@contextmanager
+def _removed_if_unused(made: Sequence[Path]) -> Iterator[None]:
     try:
         yield
     except BaseException:
-        if made and made[0].is_dir() and [path.name for path in made[0].iterdir()] == [RECORD]:
-            (made[0] / RECORD).unlink()
+        if made and made[0].is_dir() and {path.name for path in made[0].iterdir()} <= {RECORD}:
+            (made[0] / RECORD).unlink(missing_ok=True)
             for one in made:
                 with suppress(OSError):  # somebody else's run may be there by now
                     one.rmdir()

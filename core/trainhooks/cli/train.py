@@ -12,6 +12,7 @@ from trainhooks.cli.output import as_json
 from trainhooks.cli.run_folder import removed_if_unused, run_folder, sought
 from trainhooks.cli.target import directory_of, is_reference, make_trainer, read_config, run_options
 from trainhooks.errors import UsageError, add_note
+from trainhooks.run_record import is_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,8 +36,8 @@ def train(
     """
     if watch:
         _add_watch(target, chosen)
-    trainer = _trainer(target, resume, overwrite, strict_plugins, chosen)
-    with removed_if_unused(trainer.work_dir), _way_back(trainer):
+    made = _made(target, resume, overwrite, strict_plugins, chosen)
+    with made as trainer, removed_if_unused(trainer.work_dir), _way_back(trainer):
         outcome = trainer.train(resume=resume)
     if not json_wanted and "progress" not in trainer.plugins:
         click.echo(f"{outcome.status} ({outcome.reason}) at step {outcome.step}")
@@ -75,7 +76,9 @@ def _checkpoint(trainer: Trainer) -> Path | None:
     return getattr(trainer.plugins.get("checkpoint"), "path", None)
 
 
-def _trainer(target: str, resume: str | None, overwrite: bool, strict_plugins: bool, chosen: dict[str, Any]) -> Trainer:
+@contextmanager
+def _made(target: str, resume: str | None, overwrite: bool, strict_plugins: bool, chosen: dict[str, Any]) -> Iterator[Trainer]:
+    """Give the trainer; its folder, if it is a fresh one, goes again when nothing was done in it."""
     if resume is not None and overwrite:
         message = f"--resume {resume} goes on with a run and --overwrite replaces it; drop one"
         raise UsageError(message)
@@ -87,11 +90,12 @@ def _trainer(target: str, resume: str | None, overwrite: bool, strict_plugins: b
         trainer = make_trainer(target, **chosen)
         trainer.overwrite |= overwrite
         trainer.strict_plugins |= strict_plugins
-        return trainer
+        yield trainer
+        return
     directory = directory_of(target)
     config = read_config(directory, chosen["plugins"], chosen["options"], chosen["settings"])
-    work_dir = run_folder(config, directory, resume)
-    trainer = make_trainer(target, **chosen, work_dir=work_dir, overwrite=overwrite, strict_plugins=strict_plugins)
-    if resume == "auto" and work_dir is not None and not work_dir.exists() and trainer.run_folder is not None:
-        trainer.run_folder.sought = sought(config, directory)
-    return trainer
+    with run_folder(config, directory, resume) as work_dir:
+        trainer = make_trainer(target, **chosen, work_dir=work_dir, overwrite=overwrite, strict_plugins=strict_plugins)
+        if resume == "auto" and work_dir is not None and not is_run(work_dir) and trainer.run_folder is not None:
+            trainer.run_folder.sought = sought(config, directory)
+        yield trainer
