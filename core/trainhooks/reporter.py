@@ -6,7 +6,8 @@ import logging
 import time
 from copy import deepcopy
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from .hookspecs import REPORTS
 from .lane import Lane
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from .state import Outcome
 
 log = logging.getLogger("trainhooks")
+
+#: Records by the name of a plugin, each as step, update, epoch, time and values.
+Undelivered: TypeAlias = "Mapping[str, Sequence[Sequence[Any]]]"
 
 _OPENING_S: Final = 10.0
 #: What is waited for at the end before somebody might wonder.
@@ -38,10 +42,11 @@ class Reporter:
     Args:
         manager: Whose plugins report.
         run: Handed to each of them.
+        undelivered: Of a resumed run what ``undelivered`` returned before.
     """
 
-    def __init__(self, manager: PluginManager, run: RunInfo) -> None:
-        self._run = run
+    def __init__(self, manager: PluginManager, run: RunInfo, undelivered: Undelivered = MappingProxyType({})) -> None:
+        self._run, self._undelivered = run, undelivered
         self.lanes: list[Lane] = []
         for plugin in manager.plugins.values():
             self.add(plugin)
@@ -62,6 +67,8 @@ class Reporter:
             run = replace(self._run, settings=own[0], hyperparameters=own[1])
             if since is not None:
                 run = replace(run, resumed=True, resumed_step=since[0], resumed_records=since[1], offered_step=since[0])
+            elif again := self._undelivered.get(plugin.name):
+                run = replace(run, resumed_records=run.resumed_records - len(again), offered_step=again[0][0] - 1)
             before = [lane for lane in self.lanes if lane.plugin.object is plugin.object]
             self.lanes.append(Lane(plugin, run, after=before))
 
@@ -86,7 +93,7 @@ class Reporter:
         for lane in self.lanes:
             lane.caught_up(max(deadline - time.monotonic(), 0))
 
-    def undelivered(self) -> dict[str, list[list[Any]]]:
+    def undelivered(self) -> Undelivered:
         """Return, as plain values, the records that have not arrived at those who are to get them again after a resume."""
         found: dict[str, list[list[Any]]] = {}
         for lane in self.lanes:  # several of one plugin, where it was taken out and has come back
@@ -95,10 +102,10 @@ class Reporter:
                 found.setdefault(lane.plugin.name, []).append(values)
         return found
 
-    def offer_again(self, undelivered: Mapping[str, Sequence[Sequence[Any]]]) -> None:
-        """Queue what ``undelivered`` returned before the run was resumed."""
+    def offer_again(self) -> None:
+        """Queue what had not been delivered before the run was resumed."""
         for lane in self.lanes:
-            for values in undelivered.get(lane.plugin.name, ()):
+            for values in self._undelivered.get(lane.plugin.name, ()):
                 lane.put(Record(*values))
 
     def put(self, item: Item) -> None:

@@ -32,7 +32,8 @@ class RunInfo:
         id: The same over all resumes of a run; it is in ``run.json`` and in every checkpoint.
         parent: The ``id`` of the run whose checkpoint this one began with in another folder, or ``None``.
         resumed: Whether it goes on with what a former process has trained, or the reporter came while it trained.
-        resumed_records: How many records it had logged by ``resumed_step``.
+        resumed_records: How many records it had logged by ``resumed_step``; for a reporter that knows what arrived, without those
+            that it is offered again.
         offered_step: Records after this step are offered again; less than ``resumed_step`` where some had not arrived then.
         hyperparameters: By name, such as ``seed``, ``optimizer/lr``, ``checkpoint/keep``, with those of ``log_hyperparameters``.
     """

@@ -371,7 +371,6 @@ class RunLog(RunState):
         run: RunParts = self  # type: ignore[assignment]  # what is described is there when this is called
         name = self.settings.name or (run.work_dir.name if run.work_dir is not None else "run")
         settings = {**settings_of(run), "plugins": self.plugin_lock()}
-        offered = min((record[0] - 1 for records in self._undelivered.values() for record in records), default=self.step)
         resumed = self.step > 0 or (self.session is not None and self.session.restored_from is not None)
         return RunInfo(
             name,
@@ -383,7 +382,7 @@ class RunLog(RunState):
             parent=self.parent_id,
             resumed=resumed,
             resumed_records=self.records,
-            offered_step=min(offered, self.step),
+            offered_step=self.step,
             hyperparameters=hyperparameters(run),
         )
 
@@ -406,9 +405,9 @@ class RunLog(RunState):
             return
         if any(self.manager.has(hook) for hook in REPORTS):
             self._report_until = None
-            self.reporter = Reporter(self.manager, self.run_info())
+            self.reporter = Reporter(self.manager, self.run_info(), self._undelivered)
             self.reporter.wait_until_open()
-            self.reporter.offer_again(self._undelivered)
+            self.reporter.offer_again()
             self._undelivered = {}
             for artifact in self._artifacts:
                 self.reporter.put(artifact)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import sys
+import threading
 import time
 from array import array
 from pathlib import Path
@@ -232,3 +233,46 @@ def test_the_reports_axis_of_time_never_goes_back():
     assert seconds_of([100.0, 101.0, 103.0, 103.5 - 86400, 105.0 - 86400]) == [0.0, 1.0, 3.0, 3.0, 4.5]
     assert seconds_of([100.0, 101.0, 500.0]) == [0.0, 1.0, 400.0]
     assert not any(math.isnan(one) for one in seconds_of([1e9]))
+
+
+class Stalls(MetricsLog):
+    """A disk that takes nothing from step 4 on, until ``works``."""
+
+    name = "metrics_log"
+    records_per_call = 1
+
+    def __init__(self):
+        super().__init__()
+        self.works, self.done = threading.Event(), threading.Event()
+
+    @hookimpl
+    def report_metrics(self, records):
+        if records[-1].step >= 4 and not self.works.is_set():
+            raise OSError("the disk stalls")
+        super().report_metrics(records)
+        if records[-1].step == 7:
+            self.done.set()
+
+
+@pytest.mark.parametrize("arrives", [False, True], ids=["never", "after the checkpoint"])
+def test_rows_that_a_stalled_disk_had_not_taken_at_a_checkpoint_stand_there_once(make_trainer, tmp_path, arrives):
+    log = Stalls()
+
+    def crash(trainer):
+        if trainer.step == 7:
+            if arrives:
+                log.works.set()
+                assert log.done.wait(120)
+            raise RuntimeError("crash")
+
+    class Dies:
+        @hookimpl
+        def before_step(self, trainer):
+            crash(trainer)
+
+    arguments = {"work_dir": tmp_path / "run", "max_steps": 10, "log_every_steps": 1}
+    with pytest.raises(RuntimeError, match="crash"):
+        make_trainer([log, Checkpoint(every_steps=5), Dies()], **arguments).train()
+    assert steps_of(tmp_path / "run")[0] == list(range(1, 8 if arrives else 4))
+    make_trainer([MetricsLog(), Checkpoint(every_steps=5)], **arguments).train(resume="auto")
+    assert steps_of(tmp_path / "run") == (list(range(1, 11)), list(range(1, 11)))

@@ -38,6 +38,7 @@ class MetricsLog:
     phase = "reporting"
     on_error = "disable"
     records_per_call = 5000
+    knows_what_arrived = True
 
     def __init__(self, csv: bool = True, jsonl: bool = True) -> None:
         #: Their names.
