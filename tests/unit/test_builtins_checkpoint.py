@@ -1061,3 +1061,13 @@ def test_the_newest_one_is_known_when_there_was_nothing_to_train(make_trainer, t
     plugin = Checkpoint()
     make_trainer([plugin], max_steps=3, work_dir=tmp_path / "run").train(resume="auto")
     assert plugin.path == tmp_path / "run" / "checkpoints" / "step-00000003"
+
+
+@pytest.mark.parametrize(
+    ("options", "warns"), [({}, True), ({"every_steps": 2}, False), ({"every_minutes": 5}, False), ({"every_epochs": 0}, False)]
+)
+def test_a_loader_without_a_length_may_have_no_end_of_an_epoch_to_save_at(make_trainer, tmp_path, messages, options, warns):
+    trainer = make_trainer([Checkpoint(**options)], work_dir=tmp_path / "run", max_steps=4)
+    trainer.loaders["train"] = (torch.ones(1, dtype=torch.float64) for _ in range(10))
+    trainer.train()
+    assert [text.startswith("checkpoint: the train loader has no length") for text in messages() if "no length" in text] == [True] * warns

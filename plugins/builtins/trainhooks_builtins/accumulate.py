@@ -259,7 +259,7 @@ class Accumulate:
 
 _NO_WEIGHT = (
     "accumulate.weight = 'reported': compute_loss reports no weight; return {'loss': mean over the tokens, 'weight': how many}, "
-    "or use weight = 'mean'"
+    "or use weight = 'mean'; a wrapper that adds it needs after = ('accumulate',)"
 )
 
 

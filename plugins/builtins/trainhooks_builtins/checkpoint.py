@@ -50,6 +50,11 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("trainhooks")
 
+_NO_EPOCHS = (
+    "checkpoint: the train loader has no length and checkpoints come with the ends of its epochs: if it is endless, nothing is saved "
+    "before the run ends; set checkpoint.every_minutes or every_steps then"
+)
+
 
 class Checkpoint(KeepsGradients):
     """Saves the run every so often and at its end, and restores it.
@@ -156,6 +161,9 @@ class Checkpoint(KeepsGradients):
                 self.best.keep_only(there)
         if self.every_s:
             self._saved_at = time.monotonic()
+        elif self.interval.epochs and not (self.interval.within_epochs or self.pin_every_steps):
+            if trainer.run_folder is not None and trainer.epoch_length is None:
+                log.warning(_NO_EPOCHS)
 
     def _note_newer(self, trainer: Trainer) -> None:
         """Say that there is a newer checkpoint than the one that was loaded: a run that is restarted before it saves takes that."""
