@@ -74,8 +74,11 @@ def lock_differences(saved: Sequence[dict[str, Any]], present: Sequence[dict[str
             if old[key] != new[key]:
                 sentences.append(f"{name!r}: {key} was {old[key]}, now {new[key]}")
         for key in sorted(old["options"].keys() | new["options"].keys()):
-            was, given = old["options"].get(key, "its default"), new["options"].get(key, "its default")
-            if was != given:
+            if key not in old["options"]:
+                sentences.append(f"{name!r}: option {key} was left at its default, now it is {new['options'][key]!r}")
+            elif key not in new["options"]:
+                sentences.append(f"{name!r}: option {key} was {old['options'][key]!r}, now it is left at its default")
+            elif (was := old["options"][key]) != (given := new["options"][key]):
                 sentences.append(f"{name!r}: option {key} saved {was}, given {given}, using {given}")
     common = [name for name in before if name in now]
     if common != [name for name in now if name in before]:

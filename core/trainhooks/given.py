@@ -1,4 +1,4 @@
-"""What a script can get wrong in the model, loss and optimizer that it gives a ``Trainer``."""
+"""What a script can get wrong in what it gives a ``Trainer``: its parts, and options of plugins."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def check_parts(model: Any, loss: Any, optimizer: Any) -> None:
         message = f"loss is the class {loss.__name__}; give {loss.__name__}()"
         raise UsageError(message)
     if loss is not None and not callable(loss):
-        message = f"loss is {_described(loss)}: must be a function such as torch.nn.functional.cross_entropy"
+        message = f"loss is {described(loss)}: must be a function such as torch.nn.functional.cross_entropy"
         raise UsageError(message)
     if optimizer is not None:
         check_optimizer(optimizer, "optimizer is")
@@ -45,7 +45,7 @@ def check_model(model: Any, what: str) -> None:
         UsageError: It is none.
     """
     if not isinstance(model, nn.Module):
-        given = f"the class {model.__name__}; give {model.__name__}(...)" if isinstance(model, type) else _described(model)
+        given = f"the class {model.__name__}; give {model.__name__}(...)" if isinstance(model, type) else described(model)
         message = f"{what} {given}: must be a torch.nn.Module"
         raise UsageError(message)
 
@@ -66,7 +66,7 @@ def check_optimizer(optimizer: Any, what: str) -> None:
             raise UsageError(message)
         if not all(callable(getattr(one, name, None)) for name in ("step", "zero_grad")):  # a schedule has the first only
             message = (
-                f"{what} {_described(one)}: must be one such as torch.optim.AdamW(model.parameters()), or a mapping of them"
+                f"{what} {described(one)}: must be one such as torch.optim.AdamW(model.parameters()), or a mapping of them"
             )
             raise UsageError(message)
 
@@ -89,6 +89,34 @@ def note_foreign_parameters(name: str, optimizer: Any, owners: Iterable[nn.Modul
         )
 
 
-def _described(value: Any) -> str:
+def check_options(options: Any) -> None:
+    """Refuse options that are not mappings by plugin.
+
+    Raises:
+        UsageError: With what to give.
+    """
+    example = "{'lr': {'warmup_updates': 3}}"
+    if not isinstance(options, Mapping):
+        message = f"options must be a mapping such as {example}, not {described(options)}"
+        raise UsageError(message)
+    for plugin, values in options.items():
+        if isinstance(plugin, str) and isinstance(values, Mapping) and all(isinstance(name, str) for name in values):
+            continue
+        given = f"options={{{plugin!r}: {described(values)}}}"
+        if isinstance(plugin, str) and "." in plugin and ":" not in plugin:  # as -o has it
+            message = f"{given}: write options={_nested(plugin.split('.'), described(values))}"
+            raise UsageError(message)
+        message = f"{given}: write the options of a plugin by name, as in options={example}"
+        raise UsageError(message)
+
+
+def _nested(names: list[str], text: str) -> str:
+    for name in reversed(names):
+        text = f"{{{name!r}: {text}}}"
+    return text
+
+
+def described(value: Any) -> str:
+    """Return a value as a message has it."""
     text = repr(value)
     return text if len(text) <= 60 else f"a {type(value).__name__}"  # noqa: PLR2004 - a line of a message has room for it

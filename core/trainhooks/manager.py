@@ -485,10 +485,7 @@ def snake_case(name: str) -> str:
 
 
 def plugin_name(plugin: object) -> str:
-    """Return the name of a plugin object: its ``name``, else its class in snake case, else its module's last part.
-
-    A function that makes a plugin gives it its own name.
-    """
+    """Return the name of a plugin object: its ``name``, else that of its module, function (which makes it), or class in snake case."""
     if inspect.ismodule(plugin):
         return plugin.__name__.rpartition(".")[2]
     name = getattr(plugin, "name", None)

@@ -9,6 +9,7 @@ import re
 import shlex
 import types
 import typing
+from contextlib import suppress
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -85,7 +86,7 @@ def validated(factory: Callable[..., Any], given: Mapping[str, Given], who: str,
         try:
             values[name] = convert(one, options[name].annotation, name)
         except ValueError as error:
-            problems.append(f"option {name!r} in {one.origin}: {error}")
+            problems.append(f"option {name!r} in {one.origin}: {error}{_meant(name, one, options)}")
     problems += [
         f"option {name!r} is missing and has no default"
         for name, parameter in options.items()
@@ -94,6 +95,16 @@ def validated(factory: Callable[..., Any], given: Mapping[str, Given], who: str,
     if problems:
         raise OptionError(f"{who}: " + "\n  ".join([*problems, remedy] if remedy else problems))
     return values
+
+
+def _meant(name: str, one: Given, options: Mapping[str, inspect.Parameter]) -> str:
+    """Return a hint at the option whose name goes on from ``name`` and which takes the value that this one refuses."""
+    for other in options:
+        if other.startswith(f"{name}_"):
+            with suppress(ValueError):
+                convert(one, options[other].annotation, other)
+                return f"; did you mean {other!r}?"
+    return ""
 
 
 def convert(given: Given, annotation: Any, name: str = "") -> Any:

@@ -269,9 +269,9 @@ class LoaderPosition:
             self._set(generators, again)
         elif not skip:
             _set_each(generators, restored)
-        self._order = again or self._state_of(generators)
+        self._order = order = again or self._state_of(generators)
         if not skip:
-            return self._begun(loader, length, generators, self._order)
+            return self._begun(loader, length, generators, order)
         batches = iter(reader_of(loader))
         if isinstance(loader, Sequence):
             next(islice(batches, skip, skip), None)

@@ -68,14 +68,15 @@ def pick_device(name: str) -> torch.device:
         name = found.type if found is not None else "cpu"
     try:
         device = torch.device(name)
-    except RuntimeError as error:
-        message = f"device {name!r}: {str(error).splitlines()[0]}"
+    except RuntimeError:  # which lists all that any build of torch may have
+        message = f"device {name!r}: must be one such as cpu, cuda, cuda:0 or mps, or auto"
         raise UsageError(message) from None
     try:
         if device.type != "cpu":
             device = torch.empty(0, device=device).device  # with its index, if it is there at all
     except (AssertionError, RuntimeError) as error:
-        message = f"device {name!r}: {str(error).splitlines()[0]}; --set device=cpu runs everywhere"
+        reason = str(error).splitlines()[0].partition(". ")[0]  # torch goes on with a list of all backends
+        message = f"device {name!r}: {reason}; --set device=cpu runs everywhere"
         raise UsageError(message) from None
     return device
 

@@ -43,8 +43,9 @@ _ELSEWHERE: Final = {
 
 
 def suggestion(name: str, known: Any) -> str:
-    """Return ``; did you mean 'x'?`` for the nearest of ``known``, or nothing."""
-    near = _nearest(name, known)
+    """Return ``; did you mean 'x'?`` for the nearest of ``known``, else the shortest that begins with ``name``, or nothing."""
+    begun = [one for one in known if name and one.casefold().startswith(name.casefold())]
+    near = _nearest(name, known) or min(begun, key=len, default=None)
     return f"; did you mean {near!r}?" if near is not None else ""
 
 

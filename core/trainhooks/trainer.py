@@ -16,8 +16,9 @@ from .assembly import Assembly, claim
 from .checked_state import WITH_WEIGHTS, check_names, check_state, is_registered
 from .data import check_loader
 from .driver import Driver
+from .elsewhere import Elsewhere, known_arguments
 from .errors import PluginNotFoundError, UsageError
-from .given import check_parts
+from .given import check_options, check_parts
 from .interruption import find_wait
 from .manager import Plugin, plugin_name
 from .project import load_project
@@ -85,6 +86,11 @@ class Trainer(Driver):
         PluginError: A plugin or the project file is broken.
     """
 
+    if not TYPE_CHECKING:  # a checker is to refuse them
+        fit = Elsewhere("trainer.train()")
+        validate, test = Elsewhere("trainer.evaluate()"), Elsewhere("trainer.evaluate('test')")
+
+    @known_arguments
     def __init__(
         self,
         model: nn.Module | None = None,
@@ -126,6 +132,8 @@ class Trainer(Driver):
         if isinstance(plugins, str) or not isinstance(plugins, Iterable):
             message = f"plugins must be a list such as [EMA(), 'lr'], not {plugins!r}"
             raise UsageError(message)
+        if options is not None:
+            check_options(options)
         plugins = list(plugins)
         words = [plugin for plugin in plugins if isinstance(plugin, str)]
         self.config = complete_config(config, given, options or {}, words, autoload=autoload)

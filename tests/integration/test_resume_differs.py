@@ -9,6 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from trainhooks import CheckpointError, Trainer, UsageError
+from trainhooks.differences import lock_differences
 from trainhooks_builtins import Checkpoint
 
 pytestmark = pytest.mark.filterwarnings("error")
@@ -248,3 +249,15 @@ class TestWhatElse:
     def test_a_path_that_is_too_long_as_a_whole(self, tmp_path):
         with pytest.raises(UsageError, match=f"work_dir .*: {os.strerror(36)}; name another folder"):
             make(tmp_path.joinpath(*["y" * 200] * 25)).train()
+
+
+def test_an_option_that_only_one_of_both_runs_was_given():
+    def lock(**options):
+        return [{"name": "lr", "distribution": None, "version": None, "options": options}]
+
+    assert lock_differences(lock(), lock(schedule="linear")) == [
+        "'lr': option schedule was left at its default, now it is 'linear'"
+    ]
+    assert lock_differences(lock(schedule="linear"), lock()) == [
+        "'lr': option schedule was 'linear', now it is left at its default"
+    ]

@@ -1070,4 +1070,6 @@ def test_a_loader_without_a_length_may_have_no_end_of_an_epoch_to_save_at(make_t
     trainer = make_trainer([Checkpoint(**options)], work_dir=tmp_path / "run", max_steps=4)
     trainer.loaders["train"] = (torch.ones(1, dtype=torch.float64) for _ in range(10))
     trainer.train()
-    assert [text.startswith("checkpoint: the train loader has no length") for text in messages() if "no length" in text] == [True] * warns
+    assert [text.startswith("checkpoint: the train loader has no length") for text in messages() if "no length" in text] == [
+        True
+    ] * warns

@@ -564,6 +564,14 @@ def test_an_average_that_has_not_begun(cli, run):
     assert "swa had not begun to average" in one_line(cli("checkpoints", "export", at(run, 2), "--average", "swa", expect=2))
 
 
+def test_export_needs_no_numpy(cli, run, monkeypatch):
+    """Which neither torch nor trainhooks brings along."""
+    monkeypatch.setitem(sys.modules, "numpy", None)
+    cli("checkpoints", "export", at(run, 8), "-o", "w.safetensors")
+    with safe_open("w.safetensors", framework="pt") as file:
+        assert file.keys()
+
+
 def test_a_damaged_checkpoint_is_not_exported(cli, run):
     flip(at(run, 8) / "tensors.safetensors", -1)
     assert "tensors.safetensors is damaged" in one_line(cli("checkpoints", "export", at(run, 8), expect=1))

@@ -116,6 +116,35 @@ def test_bad_words_give_one_line(cli, empty, words, message):
     assert tree(empty) == []
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--max-epochs=2"], "No such option '--max-epochs'; did you mean --set max_epochs=2?"),
+        (["--max_epochs", "2"], "No such option '--max_epochs'; did you mean --set max_epochs=2?"),
+        (["--epochs", "2"], "No such option '--epochs'; did you mean --set max_epochs=2?"),
+        (["--name=a b"], "No such option '--name'; did you mean --set 'name=a b'?"),
+        (["--seed"], "No such option '--seed'; did you mean --set seed=VALUE?"),
+        (["max_epochs=2"], "Got unexpected extra argument (max_epochs=2); did you mean --set max_epochs=2?"),
+        ([".", "seed=1", "lr.base=3"], "Got unexpected extra arguments (seed=1 lr.base=3); did you mean --set seed=1?"),
+        ([".", "lr.base=3"], "Got unexpected extra argument (lr.base=3); did you mean -o lr.base=3?"),
+        (["--lr.warmup-updates", "3"], "No such option '--lr.warmup-updates'; did you mean -o lr.warmup_updates=3?"),
+        (
+            ["--lr", "3"],
+            "No such option '--lr'; a setting is written --set KEY=VALUE, an option of a plugin -o PLUGIN.KEY=VALUE",
+        ),
+        (["--skip-fail"], "No such option '--skip-fail'; did you mean '--skip-failed'?"),
+    ],
+)
+@pytest.mark.parametrize("command", ["train", "trace"])
+def test_settings_and_options_in_the_place_of_others(cli, empty, command, words, said):
+    assert cli(command, *words, expect=2).err == f"trainhooks: {said} (see `trainhooks {command} -h`)\n"
+
+
+def test_a_folder_may_have_an_equals_sign(cli, project):
+    shutil.copytree(project, "seed=1")
+    assert outcome(cli("train", "seed=1", "--json"))["status"] == "completed"
+
+
 def test_an_unknown_option_is_named(cli, empty):
     assert "'--bogus'" in refused(cli("train", "--bogus", expect=2))
 
@@ -272,6 +301,17 @@ def test_init_writes_what_trains_at_once(cli, empty):
     (command,) = [line.removeprefix("now run: ") for line in said.splitlines() if line.startswith("now run: ")]
     done = outcome(cli(*shlex.split(command)[1:], "--set", "max_steps=3", "--json"))
     assert (done["status"], done["step"]) == ("completed", 3)
+
+
+def test_the_starter_has_three_sets_and_no_others(cli, empty):
+    cli("init")
+    cli("train", "--set", "max_steps=1", "--set", "work_dir=out")
+    val, test = (cli("evaluate", "--checkpoint", "out", "--split", split).out for split in ("val", "test"))
+    assert val.replace("val/", "") != test.replace("test/", "")
+    assert "trainhooks: predicted 'test' at step 1: 8 batches, 500 samples\n" in cli("predict", "--checkpoint", "out").err
+    for command in ("evaluate", "predict"):
+        said = refused(cli(command, "--checkpoint", "out", "--split", "tets", expect=2))
+        assert said.startswith("trainhooks: no loader for split 'tets' ")
 
 
 def test_the_starter_learns(cli, empty):
@@ -674,6 +714,15 @@ def test_what_cannot_be_resumed_leaves_nothing_behind(cli, project, tmp_path):
         assert "Traceback" not in err
         assert "no:checkpoint" not in err  # going on without what reads checkpoints is no way to resume
         assert tree(project) == ["trainconf.py"]
+
+
+def test_a_checkpoint_that_does_not_fit_is_not_named_as_the_way_on(cli, project):
+    cli("train", "--set", "work_dir=out")
+    file = project / "trainconf.py"
+    file.write_text(file.read_text().replace("torch.zeros(())", "torch.zeros(2)"))
+    err = cli("train", "--set", "work_dir=out", "--set", "max_steps=4", "--resume", "auto", expect=1).err
+    assert "state of 'model' does not fit" in err
+    assert "goes on from" not in err
 
 
 def test_runs_that_start_at_once_get_a_folder_each(tmp_path, monkeypatch):

@@ -31,6 +31,70 @@ class TestRefused:
         with pytest.raises(UsageError, match=re.escape(said)):
             Trainer(**{"model": nn.Linear(1, 1), "max_steps": 1, "autoload": False, **parts})
 
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ({"lr.warmup_updates": 3}, "options={'lr.warmup_updates': 3}: write options={'lr': {'warmup_updates': 3}}"),
+            ({"a.b.c": "x"}, "options={'a.b.c': 'x'}: write options={'a': {'b': {'c': 'x'}}}"),
+            (["lr"], "options must be a mapping such as {'lr': {'warmup_updates': 3}}, not ['lr']"),
+            ([], "options must be a mapping such as {'lr': {'warmup_updates': 3}}, not []"),
+            (
+                {"lr": ["cosine"]},
+                "options={'lr': ['cosine']}: write the options of a plugin by name, as in options={'lr': {'warmup_updates': 3}}",
+            ),
+            ({"lr": {3: 4}}, "options={'lr': {3: 4}}: write the options of a plugin by name, as in"),
+            ({3: {}}, "options={3: {}}: write the options of a plugin by name, as in"),
+        ],
+    )
+    def test_options_that_are_no_mappings_by_plugin(self, options, said):
+        with pytest.raises(UsageError, match=re.escape(said)):
+            Trainer(nn.Linear(1, 1), max_steps=1, autoload=False, options=options)
+
+
+class TestNamesOfElsewhere:
+    @pytest.mark.parametrize(
+        ("arguments", "instead"),
+        [
+            ({"epochs": 1}, "; here that is max_epochs=1"),
+            ({"max_epoch": 3}, "; here that is max_epochs=3"),
+            ({"train_loader": [1.0]}, "; here that is loaders={'train': ..., 'val': ...}"),
+            ({"train_dataloader": [1.0]}, "; here that is loaders={'train': ..., 'val': ...}"),
+            ({"callbacks": []}, "; here that is plugins=[...]"),
+            ({"scheduler": None}, "; here that is plugins=['lr'], options={'lr': {'schedule': 'cosine'}}"),
+            ({"lr_scheduler": None}, "; here that is plugins=['lr'], options={'lr': {'schedule': 'cosine'}}"),
+            ({"logger": True}, "; here that is plugins=['tensorboard'] or another reporter"),
+            ({"loss_fn": nn.functional.mse_loss}, "; here that is loss=..."),
+            ({"max_stpes": 3}, "; did you mean 'max_steps'?"),
+            ({"zzz": 3}, ""),
+        ],
+    )
+    def test_of_arguments(self, arguments, instead):
+        (name,) = arguments
+        with pytest.raises(TypeError) as caught:
+            Trainer(nn.Linear(1, 1), autoload=False, **arguments)
+        assert str(caught.value) == f"Trainer.__init__() got an unexpected keyword argument {name!r}{instead}"
+
+    def test_what_is_said_of_schedules_works(self):
+        trainer = Trainer(nn.Linear(1, 1), autoload=False, plugins=["lr"], options={"lr": {"schedule": "cosine"}})
+        assert list(trainer.plugins) == ["lr"]
+
+    @pytest.mark.parametrize(
+        ("name", "instead"), [("fit", "train()"), ("validate", "evaluate()"), ("test", "evaluate('test')")]
+    )
+    def test_of_methods(self, name, instead):
+        trainer = Trainer(nn.Linear(1, 1), autoload=False)
+        with pytest.raises(AttributeError) as caught:
+            getattr(trainer, name)
+        assert str(caught.value) == f"'Trainer' object has no attribute {name!r}; here that is trainer.{instead}"
+        assert not hasattr(trainer, name)
+
+    def test_a_class_of_ones_own_may_have_them(self):
+        class Mine(Trainer):
+            def fit(self):
+                return "fitted"
+
+        assert Mine(autoload=False).fit() == "fitted"
+
 
 @pytest.mark.parametrize("batch", [(torch.ones(1), torch.ones(1)), {"x": torch.ones(1), "labels": torch.ones(1)}])
 def test_a_loss_that_was_forgotten(batch):

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import pytest
+import torch
 import typing_extensions
 
 from trainhooks import OptionError, UsageError
 from trainhooks.config import Config
 from trainhooks.options import Given, convert, parameters, validated
+from trainhooks.settings import pick_device
+from trainhooks_builtins import LR
 
 WHO = "plugin 'plug' (plug-dist 1.0)"
 
@@ -415,3 +418,36 @@ def test_the_place_inside_of_an_option(values, said):
     with pytest.raises(OptionError) as caught:
         validated(Nested, read(**values), WHO)
     assert str(caught.value).endswith(f" of settings.toml:2: {said}")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("lr.warmup=100", "not 100; did you mean 'warmup_updates'?"),
+        ("lr.warmup=true", "not True; did you mean 'warmup_overlaps'?"),
+        ("lr.warmup=[1]", "not [1]\n"),
+        ("lr.total=9", "unknown option 'total' in -o lr.total=9; did you mean 'total_epochs'?"),
+        ("lr.w=9", "unknown option 'w' in -o lr.w=9; did you mean 'warmup'?"),
+    ],
+)
+def test_a_name_that_was_only_begun(word, said):
+    config = Config()
+    config.add_command_line(options=[word])
+    with pytest.raises(OptionError, match=re.escape(said)):
+        validated(LR, config.plugins["lr"], "plugin 'lr'", "and so on")
+
+
+@pytest.mark.parametrize("name", ["gpu", "cuda:x", ""])
+def test_a_device_that_there_is_not(name):
+    with pytest.raises(UsageError) as caught:
+        pick_device(name)
+    assert str(caught.value) == f"device {name!r}: must be one such as cpu, cuda, cuda:0 or mps, or auto"
+
+
+@pytest.mark.parametrize("name", ["mps", "cuda"])
+def test_a_device_that_is_not_here_is_said_in_one_sentence(name):
+    if getattr(torch, name).is_available():
+        name = "xpu"
+    with pytest.raises(UsageError) as caught:
+        pick_device(name)
+    assert re.fullmatch(f"device '{name}': .{{10,100}}; --set device=cpu runs everywhere", str(caught.value))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from trainhooks import hookspecs
+from trainhooks.cli.command import RunCommand
 from trainhooks.cli.output import as_json
 from trainhooks.cli.target import make_importable, plugin_options, project_file, read_config
 from trainhooks.errors import OptionError, PluginError, UsageError
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from trainhooks.discovery import PluginRecord
 
 
-@click.command()
+@click.command(cls=RunCommand)
 @click.argument("name", required=False)
 @plugin_options
 @click.option("--json", "json_wanted", is_flag=True, help="Print JSON.")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from trainhooks.cli.command import RunCommand
 from trainhooks.cli.output import as_json, clean, pasted
 from trainhooks.cli.target import make_trainer, run_options
 from trainhooks.errors import UsageError
@@ -34,7 +35,7 @@ def checkpoint_options(command: F) -> F:
     return command
 
 
-@click.command()
+@click.command(cls=RunCommand)
 @run_options
 @checkpoint_options
 @click.option("--split", default="val", show_default=True, help="Which loader.")
@@ -54,7 +55,7 @@ def evaluate(
         click.echo(f"{name}  {value:.6g}" if isinstance(value, float) else f"{name}  {value}")
 
 
-@click.command()
+@click.command(cls=RunCommand)
 @run_options
 @checkpoint_options
 @click.option("--split", default="test", show_default=True, help="Which loader.")

@@ -51,8 +51,9 @@ def make_optimizer(trainer):
 
 @hookimpl
 def make_loader(split):
-    data = spirals(2000, seed=0) if split == "train" else spirals(500, seed=1)
-    return DataLoader(data, batch_size=64, shuffle=split == "train")
+    data = {"train": spirals(2000, seed=0), "val": spirals(500, seed=1), "test": spirals(500, seed=2)}
+    if split in data:
+        return DataLoader(data[split], batch_size=64, shuffle=split == "train")
 
 
 @hookimpl

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from trainhooks.cli.command import RunCommand
 from trainhooks.cli.output import as_json
 from trainhooks.cli.target import is_reference, make_trainer, run_options
 from trainhooks.cli.tracer import Node, Tracer
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 _ENGINE: Final = str(Path(__file__).parents[1]) + os.sep
 
 
-@click.command()
+@click.command(cls=RunCommand)
 @run_options
 @click.option("--steps", default=2, show_default=True, type=click.IntRange(min=1), help="How many steps.")
 @click.option("--json", "json_wanted", is_flag=True, help="Print the tree as JSON.")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from trainhooks.cli.command import RunCommand
 from trainhooks.cli.output import as_json
 from trainhooks.cli.run_folder import removed_if_unused, run_folder, sought
 from trainhooks.cli.target import directory_of, is_reference, make_trainer, read_config, run_options
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from trainhooks import Trainer
 
 
-@click.command()
+@click.command(cls=RunCommand)
 @run_options
 @click.option("--resume", metavar="auto|PATH", help="Go on from a checkpoint, or from the newest of the run folder.")
 @click.option("--overwrite", is_flag=True, help="Replace a former run in work_dir; removes only what trainhooks made.")
@@ -67,7 +68,8 @@ def _way_back(trainer: Trainer) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        if trainer.work_dir is not None and (path := _checkpoint(trainer)) is not None:
+        path = _checkpoint(trainer) if trainer.step else None  # at step 0 it is one that could not be restored
+        if trainer.work_dir is not None and path is not None:
             add_note(error, f"run folder: {trainer.work_dir}; --resume auto goes on from its newest checkpoint, {path.name}")
         raise
 

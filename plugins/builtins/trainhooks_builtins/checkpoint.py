@@ -117,6 +117,7 @@ class Checkpoint(KeepsGradients):
         self.interval = Interval(0 if every_epochs is None and every_minutes else every_epochs, every_steps, every_updates)
         self.every_s = every_minutes * 60
         self.pin_every_epochs, self.pin_every_steps = pin_every_epochs, pin_every_steps
+        self._epochs_only = self.interval.epochs > 0 and not (self.interval.within_epochs or self.every_s or pin_every_steps)
         off = [] if every_steps or self.every_s or pin_every_steps else ["after_step"]
         off += [] if every_updates else ["after_update"]
         vars(self).update(dict.fromkeys(off))  # nothing to do there: the hooks are not even called
@@ -161,9 +162,8 @@ class Checkpoint(KeepsGradients):
                 self.best.keep_only(there)
         if self.every_s:
             self._saved_at = time.monotonic()
-        elif self.interval.epochs and not (self.interval.within_epochs or self.pin_every_steps):
-            if trainer.run_folder is not None and trainer.epoch_length is None:
-                log.warning(_NO_EPOCHS)
+        if self._epochs_only and trainer.run_folder is not None and trainer.epoch_length is None:
+            log.warning(_NO_EPOCHS)
 
     def _note_newer(self, trainer: Trainer) -> None:
         """Say that there is a newer checkpoint than the one that was loaded: a run that is restarted before it saves takes that."""
