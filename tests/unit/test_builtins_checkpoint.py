@@ -1073,3 +1073,17 @@ def test_a_loader_without_a_length_may_have_no_end_of_an_epoch_to_save_at(make_t
     assert [text.startswith("checkpoint: the train loader has no length") for text in messages() if "no length" in text] == [
         True
     ] * warns
+
+
+def test_a_folder_that_cannot_be_listed_when_a_run_is_resumed_is_said(make_trainer, tmp_path, messages, monkeypatch):
+    arguments = {"work_dir": tmp_path / "run", "max_steps": 4}
+    make_trainer([Checkpoint(every_steps=2)], **arguments).train()
+
+    def fails(folder):
+        raise FileNotFoundError(2, "No such file or directory", str(folder))
+
+    monkeypatch.setattr("trainhooks_builtins._checkpoint_rotation.read_folder", fails)
+    make_trainer([Checkpoint()], **{**arguments, "max_steps": 6}).train(resume="auto")
+    assert any(
+        text.startswith(f"cannot read the folder of checkpoints {tmp_path / 'run/checkpoints'}: ") for text in messages()
+    )

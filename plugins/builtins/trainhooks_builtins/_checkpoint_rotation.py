@@ -119,7 +119,8 @@ def steps_there(trainer: Trainer) -> set[int] | None:
         return set()
     try:
         return set(map(step_of, read_folder(folder))) if folder.is_dir() else set()
-    except OSError:
+    except OSError as error:
+        log.warning("cannot read the folder of checkpoints %s: %s", folder, in_words(error))
         return None
 
 
