@@ -1084,6 +1084,5 @@ def test_a_folder_that_cannot_be_listed_when_a_run_is_resumed_is_said(make_train
 
     monkeypatch.setattr("trainhooks_builtins._checkpoint_rotation.read_folder", fails)
     make_trainer([Checkpoint()], **{**arguments, "max_steps": 6}).train(resume="auto")
-    assert any(
-        text.startswith(f"cannot read the folder of checkpoints {tmp_path / 'run/checkpoints'}: ") for text in messages()
-    )
+    said = [text for text in messages() if "older ones are removed" not in text]  # what the rotation says later
+    assert any(text.startswith(f"cannot read the folder of checkpoints {tmp_path / 'run/checkpoints'}: ") for text in said)
