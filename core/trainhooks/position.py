@@ -303,9 +303,8 @@ class LoaderPosition:
 
     def _note(self, loader: Iterable[Batch], ahead: bool) -> None:
         self._before_fetch = self._place(loader) if ahead else None
-        if self._before_fetch is not None and (
-            is_stateful(loader) or not getattr(loader, "num_workers", 0)
-        ):  # it draws in this process
+        draws_here = is_stateful(loader) or not getattr(loader, "num_workers", 0)
+        if self._before_fetch is not None and draws_here:
             self._before_fetch["rng_before_fetch"] = self._rng.state_dict()
 
     # --- Generators ---

@@ -74,13 +74,7 @@ def predict(
     **chosen: Any,
 ) -> None:
     """Predict with a checkpoint of what TARGET describes."""
-    if output is not None and not output.absolute().parent.is_dir():
-        message = f"--output {output}: there is no folder {output.absolute().parent}"
-        raise UsageError(message)
-    if output is not None and (
-        output.is_dir() or not os.access(output if output.exists() else output.absolute().parent, os.W_OK)
-    ):
-        why = "it is a folder, name a file" if output.is_dir() else "it may not be written"
+    if output is not None and (why := _unwritable(output)) is not None:
         message = f"--output {output}: {why}"
         raise UsageError(message)
     trainer, checkpoint = _prepared(target, checkpoint, best, best_by, chosen)
@@ -95,6 +89,16 @@ def predict(
     click.echo(f"trainhooks: predicted {counts.text(split)}", err=True)
     for one in outputs:
         click.echo(as_json(one) if json_wanted else one)
+
+
+def _unwritable(output: Path) -> str | None:
+    """Return why a file could not be written, which is to be said before anything is predicted."""
+    folder = output.absolute().parent
+    if not folder.is_dir():
+        return f"there is no folder {folder}"
+    if output.is_dir():
+        return "it is a folder, name a file"
+    return None if os.access(output if output.exists() else folder, os.W_OK) else "it may not be written"
 
 
 class _Counts:
